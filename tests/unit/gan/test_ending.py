@@ -60,9 +60,6 @@ print("main", end=" ")
 """
 
 
-SILENT = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 def run(program: str) -> tuple[int, str, str]:
     done = subprocess.run([sys.executable, "-c", f"{ALONE}\n{program}"], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -74,18 +71,6 @@ def test_threads_and_exit_functions_are_not_left_out(closing, more):
     said = said.split()
     assert (status, error) == (3, "") and sorted(said[: -1 - len(more)]) == ["main", "pool", "thread"]
     assert said[-1 - len(more) :] == ["atexit", *more]
-
-
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("print('x'); os.close(1); end(2)", "^$"),  # nobody reads any more
-        ("from gan.app import outputs\noutputs.run(lambda: 1 / 0)", "ZeroDivisionError"),  # an author's code
-    ],
-)
-def test_an_error_is_no_answer_of_a_command(program, words):
-    status, _, error = run(program)
-    assert status == 2 and re.search(words, error)
 
 
 DEAF = """
@@ -124,23 +109,6 @@ def test_a_daemon_process_that_does_not_end_is_killed():
         while time.monotonic() < deadline:  # until somebody has asked for its status
             os.kill(int(pid), 0)
             time.sleep(0.05)
-
-
-@only_on_linux
-def test_a_process_that_is_no_daemon_is_waited_for(tmp_path):
-    done = tmp_path / "done"
-    deed = f"time.sleep(0.8); open({str(done)!r}, 'w')"
-    stays = DEAF.replace("daemon=True", "daemon=False").replace("time.sleep(60)", deed)
-    assert subprocess.run([sys.executable, "-c", f"{ALONE}\n{stays}\nend(3)"], **SILENT, timeout=20).returncode == 3
-    assert done.exists()
-
-
-@pytest.mark.promise("a daemon process that does not end at exit, such as a loader's worker")
-@only_on_linux
-def test_even_a_process_that_cannot_be_killed_holds_nothing_up():
-    """It waits for a disk, inside the kernel: without datasets.workers nobody kills it. Its output stays open."""
-    program = f"{ALONE}\n{DEAF.replace('60', '30')}\nend(3)"
-    assert subprocess.run([sys.executable, "-c", program], **SILENT, timeout=20).returncode == 3
 
 
 # ---- fit ----
@@ -420,10 +388,3 @@ def test_it_names_versions_devices_and_what_the_run_was_trained_with(tmp_path, c
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["torch", torch.__version__] in said and ["OMP_NUM_THREADS", "1"] in said
     assert ["batch_size:", "12"] in said and [f"{run},", "step-000020.ckpt"] in said
-
-
-def test_without_a_run_it_says_so(tmp_path, capsys):
-    assert env.main(["--out", str(tmp_path)]) == 0
-    assert "no run with a checkpoint" in capsys.readouterr().out
-    assert env.main([str(tmp_path / "none")]) == 2
-    assert "there is no" in capsys.readouterr().err

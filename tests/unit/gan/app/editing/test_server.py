@@ -1,4 +1,4 @@
-"""Who may ask the editor's server, what it takes, and in which order it computes."""
+"""Who may ask the editor's server, and what it takes."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ import select
 import socket
 import threading
 import time
-from functools import partial
 
 import pytest
 from PIL import Image
@@ -147,11 +146,6 @@ def test_two_hundred_at_once_are_refused_politely_and_it_goes_on(visitor, blocks
     assert visitor.draw(seed=1)[0] == 200
 
 
-def test_a_browser_has_the_cookies_of_all_earlier_starts(visitor):
-    earlier = "".join(f"edit-{number:08}={'x' * 32}; " for number in range(180))
-    assert visitor.ask("GET", "/", Cookie=earlier + visitor.headers["Cookie"])[0] == 200
-
-
 def test_connections_that_ask_nothing_are_closed(blocks, monkeypatch):
     monkeypatch.setattr(server, "IDLE", 0.5)
     with serving(blocks) as address:
@@ -159,26 +153,6 @@ def test_connections_that_ask_nothing_are_closed(blocks, monkeypatch):
         links = [socket.create_connection((visitor.parts.hostname, visitor.parts.port), 60) for _ in range(200)]
         assert visitor.ask("GET", "/")[0] == 200
         assert {link.recv(1) for link in links} == {b""}
-
-
-def test_one_computes_at_a_time_in_the_order_of_the_requests():
-    computed, go = [], threading.Event()
-
-    def work(number):
-        computed.append(number)
-        go.wait(60)
-        return b"%d" % number
-
-    async def play():
-        turns = server.Turns()
-        tasks = [asyncio.create_task(turns.take(partial(work, number))) for number in range(4)]
-        await asyncio.sleep(0.1)
-        assert computed == [0]
-        go.set()
-        assert await asyncio.gather(*tasks) == [b"0", b"1", b"2", b"3"]
-
-    asyncio.run(play())
-    assert computed == [0, 1, 2, 3]
 
 
 def test_ctrl_c_does_not_wait_for_what_computes():

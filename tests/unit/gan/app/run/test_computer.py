@@ -60,12 +60,6 @@ def test_on_cpus_no_gpu_is_asked_for_and_a_task_computes_on_all_it_has(capsys):
     assert 'export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"' in text
 
 
-def test_dp_is_a_task_for_each_device_of_one_machine(capsys):
-    text = script(capsys, *SIX, "--strategy", "dp")
-    assert (asks(text)["ntasks-per-node"], asks(text)["gres"]) == ("6", "gpu:6")
-    assert "--devices" not in runs(text)
-
-
 def test_what_is_resumed_is_resumed_by_the_job_and_paths_with_spaces_stay_whole(capsys, tmp_path, monkeypatch):
     (tmp_path / "my runs").mkdir()
     monkeypatch.chdir(tmp_path / "my runs")
@@ -139,10 +133,6 @@ def test_ranks_share_the_cpus_that_a_job_has_and_not_those_of_its_machine(comput
     monkeypatch.delenv("OMP_NUM_THREADS")
     computer("--devices", "2")
     assert threads == [4]
-
-
-def test_a_typed_number_of_gpus_is_one_that_lightning_takes(computer):
-    assert [type(computer("--devices", "2", gpus=gpus).devices) for gpus in (0, 2)] == [int, int]
 
 
 @not_on_windows

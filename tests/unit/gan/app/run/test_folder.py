@@ -29,14 +29,6 @@ def make(out, name, *checkpoints):
     return run
 
 
-def test_numbers_go_up_whatever_the_name(tmp_path):
-    names = [folder.create(tmp_path / "runs", name).path.name for name in ("sean", "r3gan", "sean")]
-    assert names == ["001-sean", "002-r3gan", "003-sean"]
-    (tmp_path / "runs" / "041-mine").mkdir()
-    (tmp_path / "runs" / "notes.txt").write_text("not a run")
-    assert folder.create(tmp_path / "runs", "sean").path.name == "042-sean"
-
-
 def test_networks_that_were_damaged_are_named(tmp_path):
     run = make(tmp_path, "mine")
     assert folder.said(run.networks) == {}
@@ -80,29 +72,6 @@ def test_the_newest_checkpoint_is_of_the_latest_step_whenever_it_was_written(tmp
     assert run.newest_checkpoint() == run.checkpoint(1_000_000)
     assert make(tmp_path, "mine", "best.ckpt").newest_checkpoint() is None
     assert folder.find(str(run.checkpoints / "best.ckpt"), tmp_path, None) == (run, run.checkpoints / "best.ckpt")
-
-
-def test_grids_are_in_the_order_of_their_steps_and_other_pictures_are_none(tmp_path):
-    run = make(tmp_path, "sean")
-    assert run.grids() == {}
-    for name in ("step-1000000", "step-999999", "step-000010", "step-abc", "step-000010-a", "reals"):
-        (run.samples / f"{name}.png").touch()
-    assert [(step, path.stem) for step, path in run.grids().items()] == [
-        *((10, "step-000010"), (999_999, "step-999999"), (1_000_000, "step-1000000"))
-    ]
-    (tmp_path / "002-file").mkdir()
-    (tmp_path / "002-file" / "samples").write_text("a file")
-    assert folder.RunFolder(tmp_path / "002-file").grids() == {}
-
-
-def test_a_run_or_one_of_its_checkpoints_is_found_by_path(tmp_path, monkeypatch):
-    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt", "step-000030.ckpt.part")
-    assert folder.find(str(run.path), tmp_path, None) == (run, run.checkpoints / "step-000020.ckpt")
-    older = run.checkpoints / "step-000010.ckpt"
-    assert folder.find(str(older), tmp_path, None) == folder.find(f"{older}/", tmp_path, None) == (run, older)
-    monkeypatch.chdir(run.checkpoints)
-    found, checkpoint = folder.find("step-000010.ckpt", tmp_path, None)
-    assert found.settings.is_file() and checkpoint.is_dir()
 
 
 def test_a_run_that_is_refused_or_cannot_be_filled_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
@@ -239,14 +208,6 @@ def test_what_has_changed_is_said_in_one_line(trained):
         again.check()
     was = "data mine, generator-rate 0.0001, max-steps 60, precision 32-true"  # on the card
     assert again.as_it_was("config auto, max-steps 60, batch-size 9") == was and "no max-steps" in again.as_it_was("")
-
-
-def test_a_folder_of_data_is_the_same_one_however_it_is_typed(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    assert (
-        resumed(trained, ["--data", "mine"]).changed == resumed(trained, ["--data", f"{tmp_path}/mine"]).changed == []
-    )
 
 
 @pytest.mark.parametrize(("option", "was"), [("seed", 0), ("batch-size", 4)])

@@ -2,11 +2,9 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import yaml
 from torch.distributed.run import get_args_parser
 
 from gan import evaluate as evaluate
@@ -15,14 +13,11 @@ from gan import fit as fit
 from gan import sample as sample
 from gan import verify as verify
 from gan.app.run import folder, options
-from gan.app.run.options import strategies
 from gan.app.run.parser import OF_OTHER_TRAINERS
 from gan.app.run.settings_file import MOST, read
-from gan.app.training.callbacks import write_settings
 from gan.files.errors import UserError
 from gan.runs import RUNS, full_name, short_name
 from gan.runs.run import Unchosen
-from tests.support.posix import not_on_windows
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -81,15 +76,6 @@ def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):
     assert options.run_settings(options.parse(["--config", str(run.settings)])[0]) == own
 
 
-def test_what_is_typed_overrides_what_was_saved(here):
-    run = saved(here, "--run", "r3gan-faces", "--latent", "7", "--max-steps", "11", "--strategy", "single")
-    settings, resumed = options.parse(["--resume", str(run.path), "--max-steps", "22"])
-    assert (settings.run, settings.latent, settings.max_steps, settings.strategy) == ("r3gan-faces", 7, 22, "single")
-    assert resumed == (run, run.checkpoints / "step-000001.ckpt")
-    settings, _ = options.parse(["--config", str(run.settings), "--latent=8"])
-    assert (settings.run, settings.latent, settings.max_steps) == ("r3gan-faces", 8, 11)
-
-
 def test_a_length_that_is_typed_in_another_unit_counts(here):
     run = saved(here, "biggan", "--kimg", "1", "--max-steps", "11")
     for typed, length in ((["--kimg", "3"], None), (["--kimg", "3", "--max-steps", "7"], 7), (["--width", "4"], 11)):
@@ -116,33 +102,6 @@ def test_auto_begins_a_run_only_if_one_is_typed(here):
     for typed in (["pix2pix-faces"], ["--config", str(run.settings)]):
         settings, resumed = options.parse([*typed, "--resume", "auto", "--out", "nosuch"])
         assert (settings.run, resumed) == ("pix2pix-faces", None)
-
-
-@not_on_windows
-def test_a_reader_of_settings_that_are_written_again_reads_them_whole(here):
-    """The other ranks of a resumed run read them."""
-    run = saved(here, "--run", "r3gan-faces", "--latent", "7")
-    settings, before = options.parse(["--resume", str(run.path), "--max-steps", "99"])[0], run.settings.read_text()
-    with run.settings.open() as reading:
-        texts = {run.settings: options.dump(settings, settings.run)}
-        write_settings(texts, SimpleNamespace(is_global_zero=True), None)
-        assert run.settings.read_text() == texts[run.settings]
-        assert before and reading.read() == before
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "samples", "settings.yaml"]
-
-
-def test_saved_settings_are_plain_yaml_without_what_belongs_to_one_call(here):
-    run = saved(here, "--run", "r3gan-faces", "--sample-every", "5", "--debug")
-    settings = yaml.safe_load(run.settings.read_text())
-    assert settings["sample_every"] == 5
-    assert settings["run"] == "r3gan-faces"
-    assert not settings.keys() & set(options.PASSING)
-
-
-@pytest.mark.parametrize(("data", "written"), [("Bilder äöü", "Bilder äöü"), ("\u202eä", r'"\u202E\xE4"')])
-def test_letters_of_any_language_are_written_as_they_are_and_what_is_not_printable_as_an_escape(data, written):
-    text = options.dump(options.parse(["stylegan2", "--data", data])[0], "stylegan2")
-    assert f"\ndata: {written}\n" in text and yaml.safe_load(text)["data"] == data
 
 
 def test_torchrun_takes_nothing_for_its_own_that_follows_a_run():
@@ -188,12 +147,6 @@ def test_a_published_configuration_is_no_file_of_settings(here):
         assert options.parse(["hifigan", *typed])[0].config_ == "config.json"
     (here / "cifar").mkdir()  # of pictures
     assert options.parse(["stylegan2", "--data", "cifar", "--config", "cifar"])[0].config_ == "cifar"
-
-
-def test_a_run_whose_path_has_blanks_or_an_equals_sign_is_no_empty_one(here):
-    run = saved(here / "a =", "--run", "r3gan-faces")
-    for argument in (["--resume", str(run.path)], [f"--resume={run.path}"]):
-        assert options.parse(argument)[1] == (run, run.checkpoint(1))
 
 
 # ---- settings file ----
@@ -244,14 +197,6 @@ def test_a_file_of_settings_names_no_other(here):
     words = r"'mine.yaml' names another file of settings \(config\); type --config for each"
     with pytest.raises(UserError, match=words):
         options.parse(["--config", "mine.yaml"])
-
-
-def test_numbers_and_names_are_read_as_in_the_command_line(here):
-    (here / "mine.yaml").write_text("rate: 1e-4\nlog-every: 3\n")
-    assert read(here / "mine.yaml") == {"rate": "1e-4", "log_every": 3}
-    settings, _ = options.parse(["r3gan-faces", "--config", "mine.yaml", "--strategy", "*=ddp"])
-    assert (settings.rate, settings.strategy) == (1e-4, "*=ddp")
-    assert settings.log_every == 3  # with the hyphen of the option
 
 
 # jsonargparse reads text as YAML where a setting is no text; aliases in it are not unfolded.
@@ -309,18 +254,3 @@ def test_settings_are_read_as_they_were_written(out, rate, seed, here):
     settings.one = settings.two = [1, 2]  # what two share is written twice
     (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"))
     assert read(here / "mine.yaml")["two"] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["ddp"], ["ddp"]),
-        (["ddp,zero3", "zero1+offload"], ["ddp", "zero3", "zero1+offload"]),
-        (["generator=zero3,*=ddp"], ["generator=zero3,*=ddp"]),
-        (["ddp,zero3,generator=zero3,*=ddp"], ["ddp", "zero3", "generator=zero3,*=ddp"]),
-        (["a=zero1,*=ddp", "a=zero2,*=ddp", "ddp"], ["a=zero1,*=ddp", "a=zero2,*=ddp", "ddp"]),
-        (["ddp,ddp", "ddp"], ["ddp"]),
-    ],
-)
-def test_strategies_are_separated_by_commas_or_spaces(words, found):
-    assert strategies(words) == found

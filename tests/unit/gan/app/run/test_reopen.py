@@ -2,14 +2,12 @@
 
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 import yaml
 
 from gan.app.run import reopen
-from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
 from gan.files.errors import UserError
 from gan.runs import build
@@ -50,12 +48,6 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monke
 
     monkeypatch.setattr(reopen, "build", slow)
     assert open_run(str(copy)).checkpoint.name == "step-000003.ckpt"
-
-
-def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_end(sean_run, monkeypatch):
-    newest = RunFolder(sean_run).newest_checkpoint()
-    monkeypatch.setattr(RunFolder, "newest_checkpoint", mock.Mock(side_effect=[FileNotFoundError, newest, newest]))
-    assert open_run(str(sean_run)).step == 2
 
 
 def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):

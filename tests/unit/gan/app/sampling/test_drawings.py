@@ -4,7 +4,6 @@ import base64
 import inspect
 import re
 import shutil
-import zipfile
 from copy import copy
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +21,6 @@ from gan.app.sampling import sheet
 from gan.app.sampling.drawer import numbers, once
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.grids import LINE, MARGIN, TITLE, picture
-from gan.app.sampling.latents import Latent, noise_maps
 from gan.app.sampling.paintings import Paintings
 from gan.app.sampling.shown import Shown
 from gan.files.errors import UserError
@@ -96,14 +94,6 @@ def test_a_class_may_be_called_by_its_name(files):
         opened.sample([4], label="cow")
 
 
-def test_the_sheet_of_classes_has_a_row_for_each(files):
-    draw("r3.pkl", "classes", "--seeds", "4,6", "--singles")
-    draw("r3.pkl", "--seeds", 6, "--class", 2, "-o", "alone.png")
-    assert np.array_equal(pixels("r3-classes-seeds-4_6/class_2-6.png"), pixels("alone.png"))
-    with Image.open("r3-classes-seeds-4_6.png") as sheet:
-        assert sheet.height == TITLE + MARGIN + 3 * (128 + MARGIN)
-
-
 def test_in_a_mix_each_layer_has_the_style_of_the_row_or_of_the_column(files):
     opened = gan.open("style.pkl", "cpu")
     drawer = opened.drawer
@@ -163,37 +153,6 @@ def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypat
     assert "pip install av, or write a GIF: type a name such as walk.gif" in capsys.readouterr().err
 
 
-def test_pictures_of_four_channels_are_transparent(files):
-    draw("clear.pkl", "--seeds", "0-8", "--singles")
-    opened = gan.open("clear.pkl", "cpu")
-    assert opened.mix(0, 1)[0].mode == opened.interpolate([0, 1], 2)[1].mode == "RGBA"
-    with Image.open("clear-seeds-0-8.png") as sheet, Image.open("clear-seeds-0-8/seed0008.png") as single:
-        assert (sheet.mode, single.mode, sheet.size) == ("RGBA", "RGBA", (512, 2 * (64 + LINE)))
-        assert sheet.crop((0, 64 + LINE, 64, 128 + LINE)).resize((16, 16), 0).tobytes() == single.tobytes()
-        assert sheet.getpixel((80, 90))[3] == 0  # where there is no picture
-
-
-@pytest.mark.parametrize("where", ["fakes.zip", "fakes"])
-def test_many_pictures_are_files_in_a_zip_or_a_folder(files, where):
-    draw("r3.pkl", "files", "--count", 10, "--devices", 1, "-o", where)
-    folder = zipfile.Path(where) if where.endswith(".zip") else Path(where)
-    paths = sorted(folder.iterdir(), key=lambda path: path.name)
-    assert [path.name for path in paths] == [f"seed{number:06d}.png" for number in range(10)]
-    for path, wanted in zip(paths, gan.open("r3.pkl", "cpu").sample("0-9"), strict=True):
-        assert np.array_equal(pixels(BytesIO(path.read_bytes())), np.asarray(wanted))
-    draw("r3.pkl", "files", "--seeds", "7,2", "-o", f"few {where}")
-    few = zipfile.Path(f"few {where}") if where.endswith(".zip") else Path(f"few {where}")
-    assert sorted(path.name for path in few.iterdir()) == ["seed000002.png", "seed000007.png"]
-
-
-def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "letter.txt").write_text("dear")
-    assert sample.main(["r3.pkl", "files", "--count", "2", "-o", "mine", "--device", "cpu", "--devices", "1"]) == 2
-    assert "'mine' is there already and not empty" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -226,13 +185,6 @@ def test_seeds_are_listed_as_in_the_published_code():
     for text in ("", "a", "1-", "-1", "0-99999", "1;2"):
         with pytest.raises(UserError, match="no list"):
             numbers(text)
-
-
-def test_a_wrong_keyword_is_an_error(files):
-    opened = gan.open("style.pkl", "cpu")
-    for draw in (opened.draw, opened.mix, opened.interpolate, opened.files):
-        with pytest.raises(TypeError, match="truncatoin"):
-            list(draw(truncatoin=0.5))
 
 
 def test_the_lines_of_the_guide_for_python_run(files):
@@ -269,16 +221,3 @@ def test_an_action_of_other_kinds_is_refused_by_a_sentence_that_names_those_of_t
     with pytest.raises(UserError, match=words):
         opened.transfer(from_=1, to=[2])
     assert not hasattr(opened, "_repr_html_") and copy(opened).title == opened.title
-
-
-def test_latents_of_one_name_are_drawn_each_and_files_of_one_name_are_two(files, tmp_path):
-    run = gan.open("style.pkl", "cpu")
-    for folder, seed in (("alice", 1), ("bob", 2)):
-        seeded = torch.Generator().manual_seed(seed)
-        Latent(torch.randn(6, 6, generator=seeded), noise_maps(files["style"])).save(tmp_path / folder / "me.pt")
-    made = run.from_([tmp_path / "alice" / "me.pt", tmp_path / "bob" / "me.pt"])
-    first, second = made.singles.values()
-    assert first.tobytes() != second.tobytes()
-    made = sheet.Sheet("classes", singles={"red fox": first, "red_fox": second, "Red fox": first})
-    made.save(tmp_path / "sheet.png", singles=True)
-    assert {each.name for each in (tmp_path / "sheet").iterdir()} == {"red_fox.png", "red_fox_.png", "Red_fox__.png"}

@@ -103,33 +103,6 @@ def test_what_is_read_is_never_written_over(files, here, tmp_path, monkeypatch, 
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_direction_is_drawn_in_steps_around_the_plain_picture(files):
-    typed = ["--seeds", "2-3", "--direction", "1", "--strength", "-2:2", "--singles", "--device", "cpu"]
-    assert sample.main([str(files / "style.pkl"), "directions", *typed, "-o", "one.png"]) == 0
-    assert sample.main([str(files / "style.pkl"), "--seeds", "2", "--device", "cpu", "-o", "plain.png"]) == 0
-    steps = [np.asarray(Image.open(f"one/1_seed_2_at_{amount}.png")) for amount in range(-2, 3)]
-    assert np.array_equal(steps[2], np.asarray(Image.open("plain.png")))
-    assert len({step.tobytes() for step in steps}) == 5
-
-
-@pytest.mark.parametrize("way", ["weights", "pca"])
-def test_a_sheet_has_a_row_for_each_direction(files, way):
-    drawings = gan.open(files / "style.pkl", device="cpu")
-    sheet = drawings.directions(seeds="2-3", by=way, count=9, strength="-3:-1")
-    assert [*sheet.titles] == [f"{number}: seed {seed}" for number in range(6) for seed in (2, 3)]  # w has no more
-    assert [*sheet.columns] == ["-3", "-2", "-1"]
-    one = drawings.directions(seeds="3", by=way, direction=4, strength="-2:2")
-    assert one.titles == ["4: seed 3"] and one.columns["-2"][0].tobytes() == sheet.columns["-2"][9].tobytes()
-
-
-def test_a_latent_file_is_edited(files):
-    drawings = gan.open(files / "style.pkl", device="cpu")
-    drawings.project(files / "me.png", steps=2, file="me.pt")
-    edited = drawings.directions(latent="me.pt", direction=0, strength="0:1")
-    assert edited.titles == ["0: me"] and edited.columns["+0"][0].tobytes() == drawings.from_("me.pt")[0].tobytes()
-    assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
-
-
 def test_a_search_in_a_network_with_classes_says_where_it_starts(capsys):
     drawers.publish(Path("classes.pkl"), G_ema=drawers.generator(classes=2), D=drawers.critic(classes=2))
     Image.new("RGB", (16, 16)).save("me.png")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gan.app.sampling.latents import Latent, directions, drawn, noise_maps, some_w
+from gan.app.sampling.latents import Latent, directions, noise_maps, some_w
 from gan.files.errors import UserError
 from tests.support import drawers
 from tests.support.drawers import generator
@@ -76,12 +76,3 @@ def test_directions_by_pca_are_those_in_which_w_differ_most(drawer):
     found = directions(drawer, "pca")
     assert along(F.normalize(found).numpy(), vectors.T[::-1])
     np.testing.assert_allclose(found.norm(dim=1).numpy(), np.sqrt(values[::-1]), rtol=1e-3)
-
-
-@pytest.mark.parametrize("way", ["weights", "pca"])
-def test_a_step_is_a_standard_deviation_of_w_and_none_changes_nothing(drawer, way):
-    step = directions(drawer, way)[1]
-    np.testing.assert_allclose((some_w(drawer) @ (step / step.norm())).std(), step.norm(), rtol=1e-4)
-    w = drawer.w_of([2])[0]
-    assert torch.equal(drawn(drawer.net, Latent(w + 0 * step, {})), drawer.pictures([2]))
-    assert not torch.equal(drawn(drawer.net, Latent(w - 2 * step, {})), drawer.pictures([2]))

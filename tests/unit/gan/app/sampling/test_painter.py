@@ -32,17 +32,6 @@ def copied(sean_run, tmp_path):
     return Painter(open_run(str(shutil.copytree(sean_run, tmp_path / "001-copy"))))
 
 
-def test_pictures_go_by_number(painter):
-    item = painter.val[3]
-    picture = painter.picture("3")
-    assert picture.title == "3" and picture.edges is None
-    assert torch.equal(picture.label, item["label"].long())
-    assert torch.equal(((picture.image + 1) * 127.5).round().byte(), item["image"])
-    trained = painter.picture("train:5")
-    assert trained.title == "train 5" and torch.equal(trained.label, painter.train[5]["label"].long())
-    assert picture.regions == sorted(set(item["label"].flatten().tolist()))
-
-
 def test_pictures_may_be_files(painter, tmp_path):
     faces = Faces(1, size=64, seed=5)
     faces.draw(0).save(tmp_path / "me.png")
@@ -93,22 +82,6 @@ def test_styles_are_the_encoders_and_absent_regions_have_none(copied, tmp_path, 
     assert copied.mean(2).present[0] and "not kept: cannot write" in capsys.readouterr().out
 
 
-def test_paint_is_the_generators_with_noise_that_the_seed_decides(opened, painter):
-    opening.set_grain(painter.game, 1.0)
-    try:
-        picture = painter.picture("0")
-        styles = painter.styles(picture)
-        torch.manual_seed(1)
-        one = painter.paint(picture, styles)
-        painter.paint(painter.picture("1"), styles)
-        assert torch.equal(painter.paint(picture, styles), one)
-        painter.seed = 1
-        assert not torch.equal(painter.paint(picture, styles), one)
-        assert one.shape == (3, 32, 32) and one.abs().max() <= 1
-    finally:
-        opening.set_grain(painter.game, 0.0)
-
-
 def test_the_mean_is_over_the_training_pictures_that_have_the_region(copied):
     every = [copied.styles(copied.picture(f"train:{k}")) for k in range(16)]
     mean = copied.mean()
@@ -118,21 +91,9 @@ def test_the_mean_is_over_the_training_pictures_that_have_the_region(copied):
         expected = torch.stack(having).mean(0) if having else torch.zeros(8)
         assert torch.allclose(mean.codes[region], expected, atol=1e-6)
     few = copied.mean(2)
+    assert few.source.startswith("the mean of 2 training pictures of ")
     ends = [every[0], every[15]]
     assert torch.allclose(few.codes[0], torch.stack([styles.codes[0] for styles in ends]).mean(0), atol=1e-6)
-
-
-def test_the_mean_is_saved_and_computed_again_for_other_weights_and_if_it_is_damaged(copied):
-    shutil.rmtree(copied.opened.checkpoint)  # training has gone on
-    first, folder = copied.mean(), copied.opened.folder.path / "styles"
-    (path,) = folder.iterdir()
-    marked = Styles(first.codes + 1, first.present, first.label_names, first.source)
-    marked.save(path)
-    assert torch.equal(copied.mean().codes, marked.codes)  # read, not computed
-    path.write_bytes(path.read_bytes()[:-100])
-    assert torch.equal(copied.mean().codes, first.codes)
-    next(copied.game.encoder.parameters()).mul_(2)
-    assert not torch.equal(copied.mean().codes, first.codes) and not path.exists() and len([*folder.iterdir()]) == 1
 
 
 def test_the_mean_is_computed_again_for_other_pictures_at_the_same_checkpoint(folder_run, tmp_path):
@@ -142,12 +103,6 @@ def test_the_mean_is_computed_again_for_other_pictures_at_the_same_checkpoint(fo
     for path in (data / "images").iterdir():
         ImageOps.invert(Image.open(path)).save(path)
     assert not torch.equal(Painter(open_run(str(run), data=str(data))).mean().codes, first.codes)
-
-
-def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run):
-    painter = Painter(open_run(str(folder_run)))
-    label = painter.picture(f"{folder_run.parent.parent}/data/labels/7.png").label
-    assert torch.equal(label, painter.picture("1").label)  # the last picture by name
 
 
 def test_edges_of_instances_are_shown_to_the_generator_alone_and_on_the_page(tmp_path):
@@ -175,12 +130,9 @@ def test_edges_of_instances_are_shown_to_the_generator_alone_and_on_the_page(tmp
     ("typed", "files"),
     [
         ("me.jpg:l.png", ("me.jpg", "l.png")),
-        ("/a/me.jpg:/b/l.png", ("/a/me.jpg", "/b/l.png")),
-        ("a:b.jpg:l.png", ("a:b.jpg", "l.png")),
         (r"C:\me.jpg:D:\l.png", (r"C:\me.jpg", r"D:\l.png")),
         (r"me.jpg:D:\l.png", ("me.jpg", r"D:\l.png")),
         ("C:/l.png", None),
-        ("l.png", None),
     ],
 )
 def test_a_drive_is_no_picture(typed, files):

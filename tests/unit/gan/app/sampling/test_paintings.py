@@ -1,7 +1,5 @@
 """Each action, by the pixels and files it makes."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,15 +8,14 @@ from PIL import Image
 from gan import noise
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
-from gan.app.sampling.painter import Painter, Styles
-from gan.app.sampling.paintings import Paintings, _head
+from gan.app.sampling.painter import Painter
+from gan.app.sampling.paintings import Paintings
 from gan.app.sampling.shown import Shown
 from gan.files.errors import UserError
 from gan.sample import act as do
 from gan.sample import main, parse
 from tests.support import opening
 
-HAIR, HAT = 13, 14
 CELL = 128 + grids.MARGIN
 
 
@@ -72,75 +69,6 @@ def test_reconstruct_is_what_the_game_makes_of_each_picture(act, opened):
         assert 3 * CELL < sheet.width <= 4 * CELL + 2 * grids.MARGIN
 
 
-def test_transfer_paints_each_picture_in_each_style(act, opened):
-    grid, folder = act("transfer", "--from", 2, 3, "--to", 0, 2, "--missing", "zero", "--singles")
-    assert grid.name == "transfer-from-2-3-to-0-2.png"
-    made, painter = singles(folder), Painter(opened)
-    assert set(made) == {"0-in-2", "0-in-3", "2-in-2", "2-in-3"}
-    expected = painter.paint(painter.picture("0"), painter.styles(painter.picture("3")))
-    assert same(made["0-in-3"], as_saved(expected))
-    with Image.open(grid) as sheet:
-        assert sheet.height == grids.TITLE + grids.MARGIN + 3 * CELL
-    grid, folder = act("reconstruct", "--picture", 2, "train:5", "--singles")
-    assert grid.name == "reconstruct-2-train_5.png" and set(singles(folder)) == {"picture_2", "train_5"}
-    assert same(made["2-in-2"], singles(folder)["picture_2"])  # onto itself it is the reconstruction
-
-
-def test_transfer_of_a_region_moves_its_code_alone(act, opened):
-    grid, folder = act("transfer", "--from", 2, "--to", 0, "--region", "hair", "--singles")
-    assert grid.name == "transfer-from-2-to-0-region-hair.png"  # with a number it is no picture of --to
-    painter = Painter(opened)
-    target = painter.picture("0")
-    own, other = painter.styles(target), painter.styles(painter.picture("2"))
-    codes = own.codes.clone()
-    codes[HAIR] = other.codes[HAIR]
-    mixed = Styles(codes, own.present, own.label_names, "")
-    made = singles(folder)["0-in-2"]
-    assert same(made, as_saved(painter.paint(target, mixed)))
-    assert not same(made, as_saved(painter.paint(target, own)))
-
-
-def test_interpolation_ends_at_the_two(act):
-    _, folder = act("interpolate", "--between", 2, 3, "--on", 0, "--frames", 5, "--missing", "own", "--singles")
-    frames = singles(folder)
-    assert sorted(frames) == [f"0-{number:03d}" for number in range(5)]
-    for number, end in ((0, 2), (4, 3)):
-        _, folder = act("transfer", "--from", end, "--to", 0, "--missing", "own", "--singles")
-        assert same(frames[f"0-{number:03d}"], singles(folder)[f"0-in-{end}"])
-
-
-PAINTED = ["labels", "picture"]
-
-
-@pytest.mark.parametrize(
-    ("words", "columns", "rows"),
-    [
-        ("reconstruct --picture 1 train:2", ["labels", "picture", "output"], ["picture 1", "train 2"]),
-        ("transfer --from 2 mean --to 0", [*PAINTED, "styles of picture 2", "styles of mean"], ["", "picture 0"]),
-        ("transfer --from 2 --to 0 --region hair 1", [*PAINTED, "hair, skin of picture 2"], ["", "picture 0"]),
-        (
-            "interpolate --frames 3",
-            ["styles of picture 0", "0 %", "50 %", "100 %", "styles of picture 1"],
-            ["picture 0"],
-        ),
-        ("interpolate --between mean 1 --on 2 --frames 2", ["0 %", "100 %", "styles of picture 1"], ["picture 2"]),
-    ],
-)  # fmt: skip
-def test_columns_and_rows_have_titles(words, columns, rows, act, monkeypatch):
-    drawn, grid = [], grids.grid
-    monkeypatch.setattr(grids, "grid", lambda *given: drawn.append(given) or grid(*given))
-    act(*words.split())
-    ((cells, lines, titles),) = drawn
-    assert (list(cells), list(titles), lines) == (columns, rows, len(rows))
-
-
-def test_a_region_without_a_name_is_called_a_region(opened):
-    painter, source = Painter(opened), SimpleNamespace(title="3")
-    painter.label_names = [str(number) for number in range(len(painter.label_names))]
-    assert _head(painter, [2], source) == "region 2 of picture 3"
-    assert _head(painter, None, SimpleNamespace(title="me")) == "styles of me"
-
-
 def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(act, opened, tmp_path, capsys):
     (label,) = act("save-labels", "--picture", 0, "-o", tmp_path / "mine.png")
     assert "repaint takes it so, and --inputs with --largest 32" in capsys.readouterr().out
@@ -161,16 +89,6 @@ def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(a
     assert same(made, as_saved(painter.paint(edited, styles))) and same(made, as_saved(again))
     difference = changed(made, as_saved(painter.paint(picture, painter.styles(picture))))
     assert difference[:8].mean() > 3 * difference[24:].mean()
-
-
-def test_mean_styles_are_kept_saved_and_painted(act, opened, capsys):
-    (saved,) = act("save-styles", "--picture", "mean", "--mean-of", 4)
-    assert "the mean of 4 training pictures of " in capsys.readouterr().out and saved.name == "styles-mean.pt"
-    painter = Painter(opened)
-    mean = Styles.load(next((opened.folder.path / "styles").glob("mean-of-4-*.pt")))
-    assert torch.equal(mean.codes, painter.mean(4).codes) and torch.equal(mean.codes, Styles.load(saved).codes)
-    _, folder = act("transfer", "--from", "mean", "--to", 1, "--mean-of", 4, "--singles")
-    assert same(singles(folder)["1-in-mean"], as_saved(painter.paint(painter.picture("1"), mean)))
 
 
 def test_saved_styles_paint_the_same_picture_bit_for_bit(act, tmp_path, capsys):

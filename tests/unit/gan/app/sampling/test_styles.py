@@ -1,6 +1,5 @@
 """Styles: where they come from, and their files."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from gan.app.sampling import grids
 from gan.app.sampling.painter import Maps, Painter, Picture, Styles, regions
 from gan.app.sampling.paintings import StyleSource
 from gan.files.errors import UserError
-from tests.support.posix import not_on_windows
 from tests.support.saved import Malice
 
 NAMES = ("background", "skin", "hair", "hat")
@@ -25,37 +23,6 @@ def make(seed=0, present=(0, 1, 2), names=NAMES, length=5):
     here = torch.tensor([number in present for number in range(len(names))])
     codes = torch.randn(len(names), length, generator=torch.Generator().manual_seed(seed))
     return Styles(codes * here.unsqueeze(1), here, names, f"picture {seed}")
-
-
-def test_taking_regions_changes_their_rows_alone():
-    one, other = make(0), make(1, present=(1, 3))
-    mixed = one.taking(other, [2, 3])
-    assert torch.equal(mixed.codes[:2], one.codes[:2])
-    assert torch.equal(mixed.codes[2:], other.codes[2:])
-    assert mixed.present.tolist() == [True, True, False, True] and mixed.lacking([1, 2, 3]) == [2]
-    assert torch.equal(one.codes, make(0).codes)  # the old styles stay as they were
-
-
-def test_the_way_to_other_styles_is_straight_and_its_ends_are_exact():
-    one, other = make(0), make(1, present=(1, 3))
-    assert torch.equal(one.towards(other, 0.0).codes, one.codes)
-    assert torch.equal(one.towards(other, 1.0).codes, other.codes)
-    quarter = one.towards(other, 0.25)
-    assert torch.allclose(quarter.codes, 0.75 * one.codes + 0.25 * other.codes)
-    assert quarter.present.all()
-
-
-def test_a_file_gives_the_same_bits_and_holds_plain_values(tmp_path):
-    path, styles = tmp_path / "new" / "a.pt", make()
-    styles.save(path)
-    again = Styles.load(path)
-    assert torch.equal(again.codes, styles.codes) and torch.equal(again.present, styles.present)
-    assert (again.label_names, again.source) == (NAMES, "picture 0")
-    assert [each.name for each in path.parent.iterdir()] == ["a.pt"]
-    plain = torch.load(path, weights_only=True)
-    assert {name: type(value) for name, value in plain.items()} == {
-        "codes": torch.Tensor, "present": torch.Tensor, "label_names": list, "source": str,
-    }  # fmt: skip
 
 
 def test_styles_of_other_networks_are_refused(tmp_path):
@@ -173,13 +140,6 @@ def test_a_region_that_the_painted_picture_lacks_is_said(artist):
     assert "picture 0 lacks hat: nothing to change there" in source.notes()
 
 
-def test_the_spotlight_leaves_the_region_alone(artist):
-    source = StyleSource(artist, "2")
-    lit, inside = source.picture.spotlight(HAIR), source.picture.label == HAIR
-    assert torch.equal(lit[:, inside], source.image[:, inside])
-    assert (lit[0] == lit[1])[~inside].all() and (lit[:, ~inside] > 0.3).all()
-
-
 # ---- inputs ----
 
 
@@ -195,17 +155,6 @@ def read(path, size=(64, 64), labels=LABELS, void=None):
     return Maps(size, labels, void or {}).read(pairs.loaded(path), path)
 
 
-def test_a_picture_comes_in_the_runs_size_and_range(tmp_path):
-    FACES.draw(0).save(tmp_path / "a.png")
-    FACES.label(0).save(tmp_path / "labels.png")
-    same, _ = Maps((64, 64), LABELS).pair(tmp_path / "a.png", tmp_path / "labels.png")
-    assert torch.equal(same, torch.from_numpy(np.array(FACES.draw(0))).permute(2, 0, 1).float() / 127.5 - 1)
-    Image.new("L", (40, 20), 255).save(tmp_path / "grey.png")
-    Image.new("L", (40, 20)).save(tmp_path / "labels.png")
-    grey, _ = Maps((8, 16), LABELS).pair(tmp_path / "grey.png", tmp_path / "labels.png")
-    assert torch.equal(grey, torch.ones(3, 8, 16))
-
-
 @pytest.mark.parametrize("mode", ["L", "I;16", "P", "ours", "RGB", "RGBA"])
 def test_labels_are_read_as_numbers_or_as_colours(mode, tmp_path):
     path, numbers = tmp_path / "a.png", FACES.label(0)
@@ -216,14 +165,6 @@ def test_labels_are_read_as_numbers_or_as_colours(mode, tmp_path):
     (numbers if mode in ("P", "ours") else numbers.convert(mode)).save(path)
     assert torch.equal(read(path), label())
     assert torch.equal(read(path, (32, 32)), label(32))
-
-
-def test_an_editor_may_change_the_order_of_a_palette(tmp_path):
-    table = grids.palette(LABELS)
-    reordered = Image.fromarray((LABELS - 1 - label()).byte().numpy(), "L")
-    reordered.putpalette(table.flip(0).flatten().tolist())
-    reordered.save(tmp_path / "a.png")
-    assert torch.equal(read(tmp_path / "a.png"), label())
 
 
 @pytest.mark.parametrize("value", [19, 255])
@@ -257,23 +198,3 @@ def test_a_pair_must_show_the_same(tmp_path):
     FACES.label(0).resize((64, 32)).save(labels)
     with pytest.raises(UserError, match=r"a.jpg is 128x128 and .*a.png is 64x32; .* must be of the same shape"):
         maps.pair(image, labels)
-
-
-@not_on_windows
-def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
-    good, bad = tmp_path / "good.png", tmp_path / "bad.png"
-    FACES.label(0).save(good)
-    bad.write_bytes(b"\x89PNG nothing")
-    pipe = tmp_path / "pipe.png"
-    os.mkfifo(pipe)
-    for call in (
-        lambda path: read(path),
-        lambda path: Maps((8, 8), LABELS).pair(path, good),
-        lambda path: Maps((8, 8), LABELS).pair(good, path),
-    ):
-        with pytest.raises(UserError, match=r"there is no file '.*absent.png'"):
-            call(tmp_path / "absent.png")
-        with pytest.raises(UserError, match=r"pipe.png cannot be read as a picture \(it is a named pipe"):
-            call(pipe)
-        with pytest.raises(UserError, match=r"bad.png cannot be read as a picture"):
-            call(bad)

@@ -63,15 +63,6 @@ def test_transparent_parts_are_on_the_ground_that_the_run_was_trained_on(run, ph
     assert shown["white"][0] == shown["white"][1] != shown["black"][0] == shown["black"][1]
 
 
-def test_one_picture_may_be_made_smaller_and_goes_into_the_run(run, photos):
-    """What lies beside the picture is not looked at."""
-    (photos / "loop").symlink_to(photos)
-    (photos / "cifar-10-batches-py").mkdir()
-    (folder,) = opened(str(run), "cpu").translate(str(photos / "a.png"), largest=10)
-    assert folder == run / "samples" / "translated-a"
-    assert [(path.name, Image.open(path).size) for path in folder.iterdir()] == [("a.png", (10, 8))]
-
-
 def test_a_run_on_parts_of_pictures_says_of_which_scale(run, photos, tmp_path, capsys):
     trained = opening.train(tmp_path / "runs", "pix2pix", data=run.parents[1] / "data", load_size=24, **SIZES)
     opened(str(trained), "cpu").translate(str(photos / "a.png"), tmp_path / "a.png")
@@ -119,13 +110,6 @@ def test_what_is_no_picture_is_said_and_what_will_be_replaced(run, photos, tmp_p
         assert ("show.png is there already, and will be replaced" in capsys.readouterr().out) == there
 
 
-def test_a_network_that_fails_is_no_file_that_cannot_be_written(run, photos, tmp_path, monkeypatch):
-    found = opened(str(run), "cpu")
-    monkeypatch.setattr(found.game.generator, "forward", lambda x: x.mm(x))
-    with pytest.raises(RuntimeError, match="must be a matrix"):
-        found.translate(str(photos), tmp_path / "painted")
-
-
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -165,19 +149,6 @@ def test_a_run_from_b_to_a_has_that_direction_and_its_card_says_so(run, photos, 
     assert "has no direction AtoB; known: BtoA" in capsys.readouterr().err
     saved = open_run(str(back))
     assert facts(saved.folder, saved.run, saved.step, saved.settings)["direction"] == "BtoA"
-
-
-def test_padding_is_cut_off_again():
-    torch.manual_seed(0)
-    seen = []
-
-    def paint(pictures):
-        seen.append(pictures.shape[2:])
-        return pictures
-
-    picture = torch.randn(1, 3, 9, 30)
-    assert torch.equal(translated(Translation(paint, 3, 8), picture), picture) and seen == [(16, 32)]
-    assert torch.equal(translated(Translation(paint, 3, 64), picture), picture) and seen[1] == (64, 64)
 
 
 def test_dropout_gives_a_picture_the_same_translation_each_time():

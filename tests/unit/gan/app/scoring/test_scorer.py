@@ -91,15 +91,6 @@ def test_a_file_that_is_named_and_not_there_is_an_error_too(tmp_path):
         choose(PAINTED, 8, segmenter=tmp_path / "mine.pth")
 
 
-def test_only_what_was_asked_for_is_computed(networks):
-    found = choose(PAINTED, 8, ("rmse", "kid"), labels=2)
-    made = Made(torch.rand(3, 3, 16, 16), torch.rand(3, 3, 16, 16), label=torch.zeros(3, 16, 16).long())
-    found.extractor = features.Extractor("Inception", nn.Flatten(), 768, fid=True)
-    rows, sums = found.rows(made), found.sums(made)
-    assert rows.keys() == {"rmse", "features", "features of truth"} and not sums
-    assert found.figures(rows, sums).keys() == {"rmse", "kid"}
-
-
 def test_the_stand_in_is_never_called_fid_or_kid_and_many_pictures_give_that_a_deviation(monkeypatch):
     rows = {"features": torch.rand(4, 6), "features of truth": torch.rand(4, 6)}
     figures = Scorer(("fid", "kid", "features"), extractor=STAND_IN).figures(rows, {})

@@ -1,21 +1,17 @@
 """The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
 
 import re
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning import LightningDataModule
-from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader
 
 from gan.app.run.folder import RunFolder
-from gan.app.training.callbacks import Pictures, Score, write_lost_settings, write_settings
+from gan.app.training.callbacks import Pictures, write_lost_settings, write_settings
 from gan.app.training.metrics import Record
-from gan.games.from_noise import FromNoise
 from strategies import PhaseStrategy
-from strategies.processes.stopping import Stopped
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, parts, snapshot, trainer, vectors
 from tests.support.posix import not_on_windows
@@ -74,38 +70,6 @@ def test_a_game_without_held_out_samples_says_that_it_has_no_grids(tmp_path, cap
     assert capsys.readouterr().out == "no grids: they show held-out samples, and there are none\n"
     callback.choose(SimpleNamespace(global_step=0, is_global_zero=False), game, Data())
     assert not capsys.readouterr().out
-
-
-def test_a_game_from_noise_shows_seeds_without_held_out_samples(tmp_path):
-    folder = RunFolder(tmp_path)
-    callback, game = Pictures(folder, Record(folder), 1), FromNoise()
-    game.generator = torch.nn.Sequential(torch.nn.Linear(2, 48), torch.nn.Unflatten(1, (3, 4, 4)))
-    game.generator.latent = 2
-    game.train_dataloader = lambda: DataLoader([{"image": torch.zeros(9, 3, 4, 4)}], batch_size=None)
-    callback.choose(SimpleNamespace(global_step=0, is_global_zero=True, loggers=[]), game, game)
-    assert len(game.show(callback.batch)) == 8 and (folder.samples / "reals.png").exists()
-
-
-@pytest.mark.parametrize(("stops", "drawn"), [(None, [2, 4]), (3, [2, 3])])
-def test_curves_end_at_the_step_after_which_they_are_drawn(stops, drawn, tmp_path, monkeypatch):
-    log, found = Record(RunFolder(tmp_path)), []
-    monkeypatch.setattr(Pictures, "_curves", lambda self, trainer: found.append(max(log.rows)))
-    look = LambdaCallback(on_train_batch_end=lambda made, *_: made.global_step != stops or made.strategy.ending.wish())
-    callbacks = [Pictures(log.folder, log, every=2), look]
-    with pytest.raises(Stopped) if stops else nullcontext():
-        one = trainer(PhaseStrategy("single"), 1, 4, callbacks=callbacks, logger=log, log_every_n_steps=1)
-        one.fit(Plain(), parts(4))
-    assert found == drawn
-
-
-def test_the_scores_of_untrained_networks_are_logged_and_others_are_left_to_lightning(tmp_path):
-    log, score = Record(RunFolder(tmp_path)), Score(["val/x", "val/y"])
-    found = {"val/x": torch.tensor(3.0), "z": 5}
-    engine = SimpleNamespace(callback_metrics=found, loggers=[log], sanity_checking=True, global_step=0)
-    score.on_validation_end(engine, None)
-    engine.callback_metrics, engine.sanity_checking = {"val/x": torch.tensor(2.0)}, False
-    score.on_validation_end(engine, None)
-    assert log.rows == {0: {"val/x": 3.0}}
 
 
 @pytest.mark.promise(

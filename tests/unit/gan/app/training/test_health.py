@@ -1,27 +1,12 @@
-"""What is measured of two players, and when there is advice."""
+"""When there is advice about two players."""
 
 import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from gan.app.training import health
 from gan.app.training.health import Health
-
-
-def test_pairs_are_counted_and_equal_scores_count_half():
-    some, others = torch.tensor([3.0, 1.0]), torch.tensor([[2.0], [1.0], [0.0]])
-    assert health.above(some, others) == pytest.approx((3 + 1 + 0.5) / 6)
-    assert health.above(others, some) == pytest.approx(1 - 4.5 / 6)
-
-
-def test_pictures_that_are_alike_do_not_differ():
-    pictures = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    whole = health.differences(pictures)
-    assert health.differences(0.5 * pictures) == pytest.approx(0.5 * whole)
-    assert health.differences(pictures[:1].expand(8, -1, -1, -1)) < 1e-6
-
 
 GAME = SimpleNamespace(gamma=1.0)
 WELL = {"memorised": 0.5, "told_apart": 0.8, "diversity": 0.9}
@@ -59,14 +44,3 @@ def test_advice_names_only_what_the_game_has(game, said):
     found = [line.rpartition("; ")[2] for _ in range(health.WHILE) for line in run.advice(ill, SimpleNamespace(**game))]
     found[1] = found[1].removeprefix("if the pictures are not good, ")
     assert all(map(str.startswith, found, said)) and len(found) == 3
-
-
-def test_one_figure_out_of_its_range_is_no_reason_for_advice():
-    run = Health(1000)
-    lines = [run.advice({**WELL, "memorised": 0.95 if turn % health.WHILE == 0 else 0.5}, GAME) for turn in range(50)]
-    assert not any(lines)
-
-
-def test_a_long_run_is_measured_as_often_as_a_short_one():
-    assert Health(100).every == health.APART
-    assert Health(1_000_000).every == 1_000_000 // health.TIMES

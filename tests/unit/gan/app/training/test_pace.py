@@ -2,7 +2,6 @@
 
 import re
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 from lightning import Callback
@@ -63,27 +62,6 @@ def test_the_bar_says_that_the_first_step_is_tried(game, tried, capsys):
     said = capsys.readouterr().err
     assert said.count("trying the first step; --check false skips it\n") == tried
     assert said.count(" 1/2 steps ") == tried  # it is over
-
-
-def test_a_slow_training_makes_more_than_no_pictures(monkeypatch):
-    bar = Bar(1)
-    bar.bar, bar.pace, bar.unit = mock.Mock(), SimpleNamespace(left=lambda: None), "pictures"
-    monkeypatch.setattr(bar, "speed", lambda _: 0.4444)
-    monkeypatch.setattr(pace, "phase_strategy", mock.Mock())
-    monkeypatch.setattr(pace, "_losses", lambda _: "")
-    bar._show(mock.Mock())
-    assert bar.bar.set_description_str.call_args.args[0].endswith(" | 0.444 pictures/s")
-
-
-def test_a_game_with_a_voice_is_paced_in_sounds(capsys):
-    game = Plain()
-    game.voice = None
-    trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16, 5)], enable_progress_bar=True).fit(game, parts(5))
-    said = capsys.readouterr()
-    assert re.search(
-        r"^step 5 of 5: 0.08 thousand sounds, \S+ sounds/s \(\S+ s/thousand sounds\)", said.out, re.MULTILINE
-    )
-    assert said.err.splitlines()[-1].endswith(" sounds/s")
 
 
 class Stop(Callback):

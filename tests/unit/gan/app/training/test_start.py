@@ -130,11 +130,6 @@ def test_a_broken_record_is_nobodys(text, tmp_path):
     assert start.begun_by(tmp_path, ["a"]) is None
 
 
-def test_one_process_chooses_alone():
-    chosen, launchers = start.chosen_by_first(None, lambda launchers: Chosen(RunFolder("x"), None, bool(launchers)))
-    assert (chosen, launchers) == (Chosen(RunFolder("x")), [])
-
-
 def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch):
     # The second thing that is asked is the choice.
     gone = mock.Mock(get=lambda key: pickle.dumps([(None, "here", {})] * 2))
