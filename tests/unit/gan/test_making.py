@@ -1,23 +1,16 @@
 """The first weights of networks: made on the meta device, or read from files."""
 
-import copy
-import hashlib
 import json
 import os
-import random
-import weakref
-from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from gan import Player
-from gan.files import tensors
-from gan.files.checkpoint import Share, aside
+from gan.files.checkpoint import Share
 from gan.files.errors import UserError
-from gan.making import Making, give_memory, on_meta
+from gan.making import Making
 from gan.pretrained import WeightFiles
 from tests.support.meta_games import Judge, weights_of, write_file, write_index
 from tests.support.posix import not_on_windows
@@ -46,41 +39,6 @@ def test_they_do_not_depend_on_what_else_is_made():
         assert torch.equal(made(network(), names=[name])[name], value)
     assert not torch.equal(made(network(), seed=4)["rnn.weight_ih_l0"], whole["rnn.weight_ih_l0"])
     assert not torch.equal(made(network(), name="other")["rnn.weight_ih_l0"], whole["rnn.weight_ih_l0"])
-
-
-def test_generators_are_left_as_they_are():
-    def states():
-        return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
-
-    before = states()
-    made(network())
-    assert states() == before
-
-
-def test_a_tensor_that_gets_memory_stays_the_same_object():
-    class Named(nn.Parameter):
-        pass
-
-    layer = nn.Linear(2, 3, device="meta")
-    layer.weight = Named(layer.weight)
-    layer.weight.tag = "mine"
-    weight, other = layer.weight, copy.copy(layer)
-    give_memory(weight, torch.ones(3, 2))
-    assert layer.weight is weight is other.weight
-    assert type(weight) is Named and weight.tag == "mine" and weight.requires_grad
-    assert torch.equal(weight, torch.ones(3, 2))
-    assert on_meta(layer) == [layer.bias]
-
-
-def test_torchs_rnns_get_memory():
-    rnn = network(lambda: nn.GRU(2, 3))
-    assert weakref.getweakrefs(rnn.weight_ih_l0)
-    with aside(rnn, lambda tensor: tensor.is_meta):
-        assert rnn.weight_ih_l0 is None
-        rnn.cpu()
-    for weight in on_meta(rnn):
-        give_memory(weight, torch.zeros(weight.shape))
-    assert torch.equal(rnn(torch.ones(1, 2))[0], torch.zeros(1, 3))
 
 
 def test_a_module_that_cannot_make_its_tensors_is_named():
@@ -112,13 +70,6 @@ def test_a_module_that_cannot_make_its_tensors_is_named():
         made(network(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))))
 
 
-def test_values_that_are_there_stay():
-    module = network(lambda: nn.LayerNorm(2))
-    module.bias = nn.Parameter(torch.full((2,), 7.0))
-    assert made(module, names=["weight"])["weight"].tolist() == [1, 1]
-    assert module.bias.tolist() == [7, 7]
-
-
 # ---- pretrained ----
 
 
@@ -140,76 +91,6 @@ def refused(path):
         files(path).tensors()
     assert str(error.value).startswith(f"player 'teacher': cannot read weights from {path}")
     return str(error.value)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-@pytest.mark.parametrize("piece", [8, 24, 2**20])
-@pytest.mark.parametrize("write", [lambda at, all_: write_file(at / "a.safetensors", all_), write_index])
-def test_any_range_is_read_and_no_other_byte(write, piece, ranks, values, tmp_path):
-    opened, read, fill = files(write(tmp_path, values)), [], tensors.fill
-
-    def counted(file, content):
-        read.append(len(content))
-        fill(file, content)
-
-    with mock.patch.object(tensors, "CHUNK", piece), mock.patch.object(tensors, "fill", counted):
-        for name, tensor in opened.tensors().items():
-            length = -(-tensor.numel() // ranks)
-            for start in range(0, tensor.numel(), length):
-                part = torch.zeros(min(length, tensor.numel() - start), dtype=tensor.dtype)
-                opened.read(name, Share(part, tensor.shape, start))
-                assert torch.equal(part, values[name].reshape(-1)[start : start + length])
-    assert sum(read) == sum(value.nbytes for value in values.values())
-    assert max(read) <= max(piece, 8)
-
-
-def filled(module, values, folder):
-    """The module, with values that were read from a file."""
-    opened = files(write_file(folder / "a.safetensors", values), module)
-    for name, tensor in opened.tensors().items():
-        opened.read(name, Share.whole(tensor))
-    return module
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn])
-def test_numbers_are_converted_to_the_dtype_of_the_network(dtype, tmp_path):
-    values = {"weight": torch.randn(4, 3).to(dtype), "bias": torch.randn(4).to(dtype)}
-    layer = filled(nn.Linear(3, 4).double(), values, tmp_path)
-    assert torch.equal(layer.weight, values["weight"].double())
-
-
-def test_a_weight_in_another_memory_format_is_filled(tmp_path):
-    conv = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
-    values = {name: torch.randn(value.shape) for name, value in conv.state_dict().items()}
-    filled(conv, values, tmp_path)
-    assert torch.equal(conv.weight, values["weight"]) and not conv.weight.is_contiguous()
-
-
-def test_a_path_may_be_a_file_an_index_or_a_folder(values, tmp_path):
-    one, several = write_file(tmp_path / "a.safetensors", values), write_index(tmp_path / "hub", values, 3)
-    paths = [str(one), one, tmp_path, several, several / "model.safetensors.index.json"]
-    assert all(files(path).tensors().keys() == values.keys() for path in paths)
-
-
-def test_a_weight_with_two_names_is_read_under_either(tmp_path):
-    tied = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
-    tied["b"].weight = tied["a"].weight
-    for name in ("a.weight", "b.weight"):
-        path = write_file(tmp_path / f"{name}.safetensors", {name: torch.eye(2)})
-        assert files(path, tied).tensors() == {name: tied["a"].weight}
-
-
-def test_the_digest_is_that_of_the_file(values, tmp_path):
-    path = write_file(tmp_path / "a.safetensors", values)
-    assert files(path).digest() == hashlib.sha256(path.read_bytes()).hexdigest()
-    folder = write_index(tmp_path / "hub", values)
-    before = files(folder).digest()
-    assert before == files(folder / "model.safetensors.index.json").digest()
-    second = folder / "model-00002-of-00002.safetensors"
-    content = bytearray(second.read_bytes())
-    content[-1] ^= 1
-    second.write_bytes(content)
-    assert files(folder).digest() != before
 
 
 def test_a_file_that_changes_meanwhile_is_refused(values, tmp_path):

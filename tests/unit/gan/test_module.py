@@ -15,9 +15,9 @@ from gan.ema import Ema, half_life
 from gan.files.errors import UserError
 from gan.noise import Place
 from gan.pool import ImagePool
-from gan.sound import PAUSE, Sound
+from gan.sound import Sound
 from strategies import PhaseStrategy
-from tests.support.hard_games import Plain, Teacher
+from tests.support.hard_games import Teacher
 from tests.support.parity import distance, parts, train, trainer
 
 
@@ -43,16 +43,6 @@ def test_a_player_that_follows_another_one_has_its_blocks():
     game.configure_players = lambda: [slow, replace(generator, blocks=["0"]), *more]
     game.assemble()
     assert game.players["slow"].blocks == ["0"]
-
-
-def test_alone_a_game_is_an_ordinary_module():
-    game = Plain()
-    assert game.step == 0
-    with game.averaged():
-        assert game.shared("x", lambda: 3) == 3
-    assert game.shared("x", lambda: 4) == 3
-    game.forget_shared()
-    assert game.shared("x", lambda: 4) == 4
 
 
 @pytest.mark.parametrize("parts_", [1, 4])
@@ -84,34 +74,6 @@ def test_a_frozen_player_changes_in_nothing_not_even_its_statistics():
 
 
 # ---- ema ----
-
-
-def make():
-    torch.manual_seed(0)
-    net = nn.Linear(3, 2).double()
-    return net, Ema(dict(net.named_parameters()), lambda updates: 0.9)
-
-
-def test_swapping_and_back_is_exact_also_after_an_error():
-    net, ema = make()
-    net.weight.data += 1
-    weight, average = net.weight.detach().clone(), ema.average[0].clone()
-    with pytest.raises(KeyError), ema.swapped():
-        assert torch.equal(net.weight, average)
-        raise KeyError
-    assert torch.equal(net.weight, weight) and torch.equal(ema.average[0], average)
-
-
-def test_its_state_has_the_parameters_names_and_travels():
-    net, ema = make()
-    net.weight.data += 1
-    ema.update()
-    _, other = make()
-    other.load_state_dict(ema.state_dict())
-    assert list(ema.state_dict()) == ["weight", "bias"]
-    assert torch.equal(other.average[0], ema.average[0])
-    ema.load_state_dict(None)  # without a saved average it starts at the weights
-    assert torch.equal(ema.average[0], net.weight)
 
 
 def test_buffers_are_averaged_if_they_are_asked_for_and_whole_numbers_are_copied():
@@ -206,23 +168,6 @@ def test_a_file_has_the_samples_and_the_rate():
     assert found.tolist() == [0, 32767, -32767, 16384, 32767]
 
 
-def test_several_sounds_follow_each_other_after_a_pause():
-    _, found = read(Sound(torch.ones(3, 100, requires_grad=True), 1000).wav())
-    pause = round(PAUSE * 1000)
-    assert len(found) == 3 * 100 + 2 * pause
-    loud = (found > 0).astype(int)
-    assert loud.sum() == 300
-    assert np.flatnonzero(np.diff(loud)).tolist() == [99, 99 + pause, 199 + pause, 199 + 2 * pause]
-
-
-def test_it_is_a_sequence_of_sounds():
-    several = Sound(torch.rand(3, 100), 1000)
-    assert len(several) == len(list(several)) == 3
-    assert torch.equal(several[1].samples, several.samples[1])
-    assert several[:2].samples.shape == (2, 100) and several[:2].rate == 1000
-    assert several.seconds == several[0].seconds == pytest.approx(0.1)
-
-
 # ---- later ----
 
 
@@ -252,13 +197,3 @@ def test_the_end_reads_what_is_left_but_not_after_an_error_and_outside_it_is_rea
         raise ValueError("mine")
     later.read(torch.tensor([1.0, 2.0]), found.extend)
     assert found == [0.5, 257, 1, 2]
-
-
-def test_what_is_told_may_ask_again():
-    found = []
-    with later.together():
-        later.read(torch.ones(1), lambda _: later.read(torch.zeros(1), found.extend))
-        later.now()
-        assert not found
-        later.now()
-        assert found == [0]

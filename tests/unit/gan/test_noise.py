@@ -27,23 +27,6 @@ def seeded(function, *args):
     return function(*args)
 
 
-def test_it_draws_nothing_from_the_global_state_and_outside_a_phase_it_is_torchs():
-    torch.manual_seed(3)
-    draw(0, 8)
-    assert torch.equal(torch.rand(1), seeded(torch.rand, 1))
-    assert torch.equal(seeded(noise.randn, (2, 3)), seeded(torch.randn, 2, 3))
-    assert torch.equal(seeded(noise.randint, 0, 9, (4,)), seeded(torch.randint, 0, 9, (4,)))
-
-
-def test_places_nest_and_end():
-    outer, inner = Place((0,), 0, 1, 1), Place((1,), 0, 1, 1)
-    with noise.at(outer):
-        with noise.at(inner):
-            assert noise.here() is inner
-        assert noise.here() is outer
-    assert noise.here() is None
-
-
 def test_seeds_are_stable_and_unrelated():
     assert seed_for(1, 2, "x") == 7284216157882031730  # on every machine, in every process
     assert len({seed_for(a, b) for a in range(30) for b in range(30)}) == 900
@@ -194,14 +177,6 @@ def test_dropout_follows_the_sample_and_scales_as_torchs_which_does_not_follow()
     assert torch.equal(dropped(layer, x), x)
 
 
-@pytest.mark.parametrize("p", [0.0, 1.0])
-def test_all_or_nothing_is_dropped(p):
-    x = torch.ones(8, 5, requires_grad=True)
-    found = dropped(noise.Dropout(p), x)
-    assert torch.equal(found, torch.full_like(x, 1 - p))
-    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.full_like(x, 1 - p))
-
-
 def test_dropout_in_place_and_what_it_refuses():
     x = torch.ones(8, 5)
     assert dropped(noise.Dropout(0.5, inplace=True), x) is x and (x == 0).any()
@@ -209,25 +184,7 @@ def test_dropout_in_place_and_what_it_refuses():
         dropped(lambda x: noise.dropout(x, 1.5), x)
 
 
-def test_a_network_is_converted_in_place():
-    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), nn.ModuleDict({"deep": nn.Dropout(0.2, inplace=True)}))
-    layers, keys = list(net.modules()), list(net.state_dict())
-    noise.convert_dropout(net)
-    assert [one is other for one, other in zip(net.modules(), layers, strict=True)] == [True] * len(layers)
-    assert list(net.state_dict()) == keys
-    assert (net[1].p, net[2]["deep"].p, net[2]["deep"].inplace) == (0.1, 0.2, True)
-    assert type(net[1]) is type(net[2]["deep"]) is noise.Dropout
-
-
 # ---- the count of draws, and their form ----
-
-
-def test_draws_without_values_and_of_no_numbers_count():
-    def third(like, shape):
-        with at(0, 4):
-            return [noise.randn((4, 3), like), noise.rand(shape, like, common=True), noise.randn((4, 3))][2]
-
-    assert torch.equal(third(torch.empty(0, device="meta"), ()), third(None, (4, 0)))
 
 
 def test_whoever_goes_back_finds_its_numbers():
@@ -240,16 +197,3 @@ def test_whoever_goes_back_finds_its_numbers():
                 with torch.inference_mode():
                     assert torch.equal(noise.randn((4, 3)), found[3])
                 assert torch.equal(noise.randn((4, 3)), found[4])
-
-
-def test_every_precision_draws_alike_on_the_default_device():
-    for draw in (noise.randn, noise.rand):
-        with at(0, 4, calls=3):
-            single = draw((4, 63), torch.empty(0, dtype=torch.float32))
-        with at(0, 4, calls=3):
-            assert torch.equal(draw((4, 63), torch.empty(0, dtype=torch.float64)), single.double())
-    with at(0, 4, 4, calls=8):
-        devices = [noise.randn((4, 3)).device.type]
-        with torch.device("meta"):
-            devices.append(noise.randn((4, 3)).device.type)
-        assert [*devices, noise.randn((4, 3)).device.type] == ["cpu", "meta", "cpu"]

@@ -98,17 +98,6 @@ def test_a_sample_looks_the_same_in_every_batch_with_the_same_margin(pictures, c
     torch.testing.assert_close(torch.cat(halves), placed(pipe, pictures), **ABOUT)
 
 
-def test_transparency_has_no_colour(pictures):
-    pictures = torch.cat([pictures, pictures[:, :1]], 1)
-    changed = Augmentation("color", 1.0)(pictures)
-    assert torch.equal(changed[:, 3], pictures[:, 3]) and not torch.allclose(changed[:, :3], pictures[:, :3])
-
-
-def test_pictures_in_half_precision_are_changed_in_full(pictures):
-    with torch.autocast("cpu", torch.bfloat16):
-        assert placed(Augmentation("bgcfnc", 0.5), pictures.bfloat16()).dtype == torch.float32
-
-
 def test_what_it_cannot_change_is_refused(pictures):
     with pytest.raises(UserError, match="blit"):
         Augmentation("all")

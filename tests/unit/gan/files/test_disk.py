@@ -4,30 +4,21 @@ import gc
 import os
 import pickle
 import re
-import signal
 import socket
 import sys
-import types
 import warnings
 
 import pytest
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.utilities.data import has_len_all_ranks
 
-import datasets
-import gan
-import strategies
 from gan.app.outputs import quiet, say
 from gan.app.run import options
 from gan.files import errors, system
 from gan.files.disk import load_plain, name_for, read_text, regular, remove_parts, whole_file
 from gan.files.errors import UserError, printable, refuse, this_rank
 from gan.files.loading import LIGHTNINGS_RANKS, loading
-from gan.files.system import check_ranks, free_memory, lock, signals
-from strategies.policies import ALIASES, POLICIES
-from tests.support.parity import warned
-from tests.support.posix import not_on_windows, only_on_linux
+from gan.files.system import check_ranks
+from tests.support.posix import not_on_windows
 
 
 def texts(folder):
@@ -65,17 +56,6 @@ def test_after_an_error_the_old_content_stays_and_the_half_is_removed(before, tm
     path.write_text("a file")
     with pytest.raises(OSError), whole_file(path / "in a file"):
         pytest.fail("a place that cannot be written fails before the work")
-
-
-def test_two_processes_have_a_temporary_file_each(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    with whole_file(path) as one:
-        one.write_text("one")
-        monkeypatch.setattr(os, "getpid", lambda: 1)
-        with whole_file(path) as other:
-            other.write_text("other")
-        assert path.read_text() == "other"
-    assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
 
 
 def test_who_ends_in_the_midst_leaves_no_temporary_file(tmp_path):
@@ -181,14 +161,6 @@ def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
     assert r"unknown option --a\x1b[2J; see --help" in said and SHOWN in said and "\x1b" not in said
 
 
-def test_nothing_is_said_of_a_run_that_holds_no_samples_out():
-    with warned() as said:
-        has_len_all_ranks([], SingleDeviceStrategy("cpu"))
-        quiet()
-        has_len_all_ranks([], SingleDeviceStrategy("cpu"))
-    assert len(said) == 1
-
-
 # ---- system ----
 
 
@@ -206,50 +178,7 @@ def test_several_ranks_are_refused_where_they_cannot_be_connected(monkeypatch):
         check_ranks(8)
 
 
-def test_signals_that_the_system_lacks_are_left_out():
-    assert signals("SIGINT", "SIGNOT") == (signal.SIGINT,)
-
-
-@only_on_linux
-def test_memory_that_the_system_does_not_say_is_no_limit(monkeypatch):
-    assert 0 < free_memory() < float("inf")
-    monkeypatch.setattr(system, "LINUX", False)
-    assert 0 < free_memory() < float("inf")
-    monkeypatch.delattr(os, "sysconf", raising=False)
-    assert free_memory() == float("inf")
-
-
-def test_windows_locks_what_lies_behind_the_text(tmp_path, monkeypatch):
-    locked = []
-
-    def locking(handle, mode, count):
-        if locked:
-            raise PermissionError(13, "Permission denied")
-        locked.append((os.lseek(handle, 0, os.SEEK_CUR), mode, count))
-
-    monkeypatch.setattr(system, "fcntl", None)
-    monkeypatch.setattr(system, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK=2), raising=False)
-    with (tmp_path / "x").open("w+b") as file:
-        lock(file.fileno())
-        with pytest.raises(BlockingIOError, match="Permission denied"):
-            lock(file.fileno())
-    assert locked == [(2**30, 2, 1)]
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        lock(-1)
-
-
 # ---- loading ----
-
-
-@pytest.mark.parametrize("package", [gan, strategies, datasets], ids=lambda package: package.__name__)
-def test_a_package_has_the_names_that_it_announces_and_no_others(package):
-    classes = [getattr(package, name) for name in package.__all__ if name[0].isupper() and not name.isupper()]
-    assert all(each.__module__.startswith(package.__name__) for each in classes)
-    assert all(hasattr(package, name) for name in package.__all__) and not hasattr(package, "nothing")
-
-
-def test_policies_have_the_names_that_are_typed():
-    assert {name: policy.name for name, policy in POLICIES.items()} == {name: name for name in POLICIES} | ALIASES
 
 
 def test_lightning_does_not_see_a_rank_that_is_no_number(monkeypatch):

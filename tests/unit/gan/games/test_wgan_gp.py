@@ -7,11 +7,6 @@ from tests.ranks.test_games import pictures, wgan_gp
 from tests.support.parity import BATCH
 
 
-def test_the_critic_learns_in_every_step_and_the_generator_in_one_of_three():
-    phases = wgan_gp().configure_phases()
-    assert [(*phase.learners, phase.every) for phase in phases] == [("critic", 1), ("generator", 3)]
-
-
 def test_the_losses_are_the_papers():
     game, batch, place = wgan_gp().double(), pictures(0), ("test",)
     with noise.at(noise.Place(place, 0, BATCH, BATCH)):

@@ -53,18 +53,6 @@ def test_it_need_not_say_what_it_returns(here):
         find("mine.py:paint")
 
 
-def test_its_arguments_are_options(here, capsys):
-    (here / "my_paint.py").write_text(GAME)
-    run = build("my_paint.py:paint", width=5)
-    assert (run.game, run.data, run.max_steps, run.scores) == (5, 0.5, 7, {})
-    settings, _ = options.parse(["--run", "my_paint.py:paint", "--width", "6", "--rate=0.25"])
-    assert options.run_settings(settings) == {"width": 6, "rate": 0.25, "name": "x", "betas": (0.0, 0.9)}
-    assert settings.run == f"{here}/my_paint.py:paint"
-    with pytest.raises(SystemExit):
-        options.parse(["--run", "my_paint.py:paint", "--help"])
-    assert "How wide. (default: 4)" in capsys.readouterr().out
-
-
 def test_a_saved_run_whose_function_has_changed_says_what_to_type(here):
     (here / "one.py").write_text(GAME)
     run = saved(here, "--run", "one.py:paint")
@@ -78,15 +66,6 @@ def test_a_saved_run_whose_function_has_changed_says_what_to_type(here):
     del sys.modules["one"]
     with pytest.raises(UserError, match=r"settings.yaml' .*'width' .*; take it out of the file, or back into paint"):
         options.load(run.settings)
-
-
-def test_auto_finds_the_newest_run_of_the_same_file(here):
-    for name in ("one", "two"):
-        (here / f"{name}.py").write_text(GAME)
-        saved(here, "--run", f"{name}.py:paint")
-    assert options.parse(["--resume", "auto", "--run", "one.py:paint"])[1][0].path.name == "001-paint"
-    assert options.parse(["--resume", "auto", "--run", "./two.py:paint"])[1][0].path.name == "002-paint"
-    assert options.parse(["--resume", "auto", "--run", "two.py:other"])[1] is None
 
 
 def test_a_setting_that_no_file_of_settings_can_hold_is_refused(here):

@@ -12,7 +12,6 @@ from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 from gan.runs import build
 from gan.runs.pictures import OnPictures
-from gan.runs.run import made_to
 from nets.published.from_noise import published
 from nets.published.pickles import write
 from nets.r3 import R3Discriminator, R3Generator
@@ -92,30 +91,6 @@ def test_a_picture_that_was_trained_on_is_never_held_out_later(tmp_path):
     after = found(tmp_path)
     assert trained < {after.train.name(row) for row in range(len(after.train))}
     assert 0 < len(after.val) < 20
-
-
-@pytest.mark.parametrize("purpose", ["plan", "dry"])
-def test_a_plan_and_a_dry_run_decode_only_what_they_are_shown(tmp_path, purpose, capsys):
-    path, cache = tmp_path / "set", tmp_path / "set.gan-cache"
-    for number in range(12):
-        put(path / f"{number}.png", colour=(20 * number,) * 3)
-    with made_to(purpose):
-        planned = found(path, held_out=0.0)
-    said = f"; decoded into {cache}, 1 MB\n"
-    assert (said in capsys.readouterr().err) == (purpose == "dry")
-    assert not [*cache.glob("pixels-*")] and [*path.iterdir()] == [*path.glob("*.png")]
-    trained = found(path, held_out=0.0)
-    assert said in capsys.readouterr().err and [*cache.glob("pixels-*.bytes")]
-    first, same = (next(iter(each.data(4).train_dataloader()))["image"] for each in (planned, trained))
-    assert torch.equal(first, same)
-    (path / "broken.png").write_bytes(b"no picture")
-    with made_to(purpose), pytest.raises(UserError, match=r"1 of 13 pictures in .* cannot be used"):
-        found(path)
-    with made_to(purpose):
-        capsys.readouterr()
-        assert len(found(path, held_out=0.0, skip_broken=True).train) == 12
-    named = f"\n1 broken or tiny left out:\n  {path / 'broken.png'}: it is none of "
-    assert (named in capsys.readouterr().err) == (purpose == "dry")
 
 
 def test_files_that_are_not_read_are_counted_and_pictures_among_them_get_advice(tmp_path, capsys):

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import typing
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 from jsonargparse import ArgumentParser
 from lightning import Trainer
 
-from datasets import Faces, Tones
+from datasets import Tones
 from datasets.files.pictures import noted
 from gan import fit, runs
 from gan.app.run import options, reopen
@@ -25,7 +24,6 @@ from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
 from gan.runs.run import made_to, perceptual_loss
 from gan.sound import Sound
 from nets.sean import SeanGenerator, StyleEncoder
-from nets.sean.generator import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg, opening
 from tests.support.parity import often
@@ -67,22 +65,6 @@ FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "d
 
 def small(name: str, **settings) -> Run:
     return build(name, **settings_of(name) | settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("r3gan", "config auto, kimg 20000, rate 0.0002, gamma 0.0272047, augment 0.3, ema-kimg 500, size 16x16, "),
-        ("biggan", "config auto, kimg 0.002, micro-batches 1, judge-steps 4, rate 0.0002, judge-rate 0.0002, "),
-        ("vqgan", "config f4, codes 8, start 0, adversarial 0.75, rate 9e-06, size 24x24, batch-size 2"),
-        ("pix2pix", "network unet_16, judge basic, loss vanilla, direction AtoB, pixels 100, judge-width 2, width "),
-        ("cyclegan", "blocks 1, cycle 10, identity 0.5, width "),
-        ("cut", "config cut, blocks 5, nce 1, patches "),
-        ("sean", ""),
-    ],
-)
-def test_what_a_configuration_chose_is_said(name, words):
-    assert small(name).words.startswith(words) and bool(words) == bool(small(name).chosen)
 
 
 def test_a_discriminator_that_would_join_after_the_end_is_said(capsys):
@@ -253,11 +235,6 @@ def test_epochs_count_steps_unless_those_are_given(steps, wanted):
     assert (run.max_steps, run.game.steps) == (wanted, wanted)
 
 
-@pytest.mark.parametrize(("size", "upsamplings"), [(480, 5), (512, 6)])
-def test_pictures_from_512_on_get_one_more_upsampling(size, upsamplings):
-    assert small("spade-folder", size=size, upsamplings=None).game.generator.upsamplings == upsamplings
-
-
 def test_only_a_training_needs_the_weights_of_vgg():
     for purpose, found in (("train", "vgg.pth"), ("dry", "vgg.pth"), ("resume", "vgg.pth"), ("look", None)):
         with made_to(purpose):
@@ -266,27 +243,6 @@ def test_only_a_training_needs_the_weights_of_vgg():
     for purpose, typed in (("plan", "vgg.pth"), ("dry", "torchvision")):
         with made_to(purpose):
             assert perceptual_loss(typed, lambda: torch.nn.Linear(1, 1), dict).keys() == {"weight", "bias"}
-
-
-def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
-    plain, other = small("sean-folder").game, small("sean-folder", perceptual_normalise=True, recompute=False).game
-    assert (plain.vgg.normalise, other.vgg.normalise) == (False, True)
-    for game, recompute in ((plain, True), (other, False)):
-        assert {ace.recompute for ace in game.generator.modules() if isinstance(ace, ACE)} == {recompute}
-    without_styles = small("sean-facades", style=None, perceptual="off")
-    assert type(without_styles.game) is Spade and [*without_styles.scores] == ["val/paint_error"]
-    assert without_styles.game.vgg is None
-    data = small("sean-celebamask").data
-    assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs  # left and right change places
-    assert small("sean", labels=None).game.labels == 4  # those in the maps of a folder
-
-
-def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
-    run = small("dmd2-faces", faces=6)
-    known, seen = run.game.teacher.pictures, run.data.train_dataloader().dataset
-    assert len(known) == 6
-    for index in range(6):
-        assert torch.equal(known[index], seen[0, index]["image"])
 
 
 @pytest.mark.parametrize(
@@ -388,7 +344,7 @@ def test_networks_that_no_memory_holds_are_refused_in_one_line(monkeypatch):
         build("mine")
 
 
-@pytest.mark.parametrize("name", often(BEGUN, BEGUN[:2]))  # a SEAN is one of those of test_export.py
+@pytest.mark.parametrize("name", often(BEGUN, BEGUN[:1]))  # a SEAN is one of those of test_export.py
 def test_the_file_that_a_run_begins_with_is_needed_no_more(name, tmp_path):
     """Also what the file says and no weight does: StyleGAN2's limit of activations, HiFi-GAN's configuration."""
     theirs, gone = tmp_path / "theirs", tmp_path / "gone"
@@ -438,16 +394,3 @@ def test_where_the_data_are_gone_the_networks_are_made_by_what_the_folder_says(n
         run.data.val[0]
     with pytest.raises(UserError, match="/nowhere/mine"), made_to("look"):  # as runs were before
         build(name, **typed)
-
-
-@pytest.mark.parametrize(("name", "more", "labels"), [("sean", {}, 19), ("spade", {"labels": 7, **OFF}, 7)])
-def test_a_plan_needs_no_pictures_and_no_file_of_vgg(name, more, labels, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchvision.models.vgg19", lambda: SimpleNamespace(state_dict=narrow_vgg.state))
-    small = dict(size=32, width=4, hidden=8, batch_size=4, workers=0, data=str(tmp_path / "nowhere"), **more)
-    with made_to("plan"):
-        run = build(name, **small)
-    batch = next(iter(run.data.train_dataloader()))
-    assert batch["image"].shape == (4, 3, 32, 32) and batch["label"].shape == (4, 32, 32)
-    assert 4 < batch["label"].max() < labels == run.game.labels
-    with pytest.raises(UserError, match=r"no label maps in .*; a set is known by its folder: CelebAMask-HQ-mask-anno/"):
-        build("sean", data=str(tmp_path))

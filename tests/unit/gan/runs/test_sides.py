@@ -93,14 +93,6 @@ def test_halves_are_those_of_the_picture_as_the_camera_was_held(tmp_path):
     assert brightness(found(tmp_path, held_out=0.0).train) == [[GRAY, 100]] * 2
 
 
-def test_a_split_by_name_is_the_same_on_both_sides(tmp_path):
-    fill(tmp_path, "A", "B", 40)
-    data = found(tmp_path, held_out=0.1)
-    assert len(data.train) + len(data.val) == 40 and len(data.val) >= 4
-    pairs = brightness(data.train) + brightness(data.val)
-    assert sorted(min(b, 255) for _, b in pairs) == sorted(min(100 + 10 * n, 255) for n in range(40))
-
-
 def test_what_has_no_partner_is_named(tmp_path):
     fill(tmp_path, "A", "B")
     put(tmp_path / "A" / "more.png")
@@ -154,20 +146,6 @@ def test_unpaired_pictures_meet_at_random_and_the_same_ones_on_any_number_of_ran
     assert torch.allclose(torch.stack(again).float() / 127.5 - 1, one, atol=1e-5)
 
 
-def test_both_pictures_of_a_pair_are_cropped_and_mirrored_alike(tmp_path):
-    rng = np.random.default_rng(0)
-    for number in range(6):
-        pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
-        for side in "AB":
-            (tmp_path / side).mkdir(exist_ok=True)
-            Image.fromarray(pixels).save(tmp_path / side / f"{number}.png")
-    paired, unpaired = (found(tmp_path, each, held_out=0.0).data(6).train_dataloader() for each in (True, False))
-    batch = next(iter(paired))
-    assert batch["a"].shape == (6, 3, 32, 32) and torch.equal(batch["a"], batch["b"])
-    batch = next(iter(unpaired))
-    assert sum(torch.equal(a, b) for a in batch["a"] for b in batch["b"]) < 3  # the same picture in the same place
-
-
 def test_parts_of_large_pictures_are_of_one_scale_and_at_one_place_in_both_of_a_pair(tmp_path, capsys):
     """A pixel's red is its column and its green its row, so a part says where it was."""
     rng = np.random.default_rng(0)
@@ -202,21 +180,6 @@ def test_parts_of_large_pictures_are_of_one_scale_and_at_one_place_in_both_of_a_
     assert all(torch.equal(again[row]["image"], paired.a.pictures[row]["image"]) for row in range(len(again)))
 
 
-def test_parts_of_stretched_pictures_are_the_published_ones(tmp_path, capsys):
-    fill(tmp_path / "wide", "A", "B", size=(24, 12))
-    data = found(tmp_path / "wide", load_size=10, size="8x4", fit="stretch")
-    assert "stretched to 20x10; trained on random parts of 8x4" in capsys.readouterr().err
-    assert data.train.a.pictures[0]["image"].shape == (3, 10, 20) and data.size == (4, 8)
-    for number in range(4):
-        pixels = np.random.default_rng(number).integers(0, 256, (300, 300, 3), np.uint8)
-        for side in "AB":
-            (tmp_path / "large" / side).mkdir(exist_ok=True, parents=True)
-            Image.fromarray(pixels).save(tmp_path / "large" / side / f"{number}.png")
-    usual, typed = found(tmp_path / "large", size=256), found(tmp_path / "large", load_size=286, fit="stretch")
-    one, other = (each.data(1).train_dataloader().dataset[3, 1]["a"] for each in (usual, typed))
-    assert typed.size == (256, 256) and torch.equal(one, other)
-
-
 def test_parts_that_do_not_fit_or_pairs_of_two_shapes_are_refused(tmp_path):
     fill(tmp_path, "A", "B", size=(24, 12))
     with pytest.raises(UserError, match="parts of 24x8 do not fit into pictures of --load-size 16; type a smaller"):
@@ -228,16 +191,6 @@ def test_parts_that_do_not_fit_or_pairs_of_two_shapes_are_refused(tmp_path):
         found(tmp_path, load_size=12, size=8, held_out=0.0)
     assert len(found(tmp_path, paired=False, load_size=12, size=8, held_out=0.0).train) == 8
     assert len(found(tmp_path, fit="stretch", load_size=12, size=8, held_out=0.0).train) == 8
-
-
-def test_gray_and_colour_sides_have_their_own_channels(tmp_path):
-    put(tmp_path / "A" / "1.png", mode="L")
-    put(tmp_path / "B" / "1.png")
-    data = found(tmp_path, held_out=0.0)
-    assert data.channels == (1, 3)
-    batch = next(iter(data.data(1).train_dataloader()))
-    assert batch["a"].shape == (1, 1, 8, 12) and batch["b"].shape == (1, 3, 8, 12)
-    assert found(tmp_path, held_out=0.0, backwards=True).channels == (3, 1)
 
 
 def test_what_is_no_two_sides_is_refused(tmp_path):
@@ -341,16 +294,6 @@ def test_published_weights_are_written_and_read(name, files, tmp_path, capsys):
     weights = [dict(each.named_parameters()) for each in (game, other, mine)]
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[2].items())
     assert not all(torch.equal(value, weights[0][key]) for key, value in weights[2].items())
-
-
-@pytest.mark.parametrize("file", ["horse2zebra.pth", "latest_net_G.pth"])
-def test_a_released_generator_is_read_alone(file, tmp_path):
-    other = small("cyclegan", seed=2).game.generators["to_b"]
-    torch.save(other.state_dict(), tmp_path / file)
-    mine = small("cyclegan", from_=str(tmp_path / file if "2" in file else tmp_path)).game
-    x = torch.randn(1, 3, 16, 16)
-    assert torch.equal(mine.generators["to_b"](x), other(x))
-    assert not torch.equal(mine.generators["to_a"](x), other(x))
 
 
 def test_translations_are_those_of_the_generators():

@@ -7,7 +7,7 @@ from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.norm import SyncBatchNorm
 from nets.published import export_generator
-from nets.sean.generator import Affine, SeanGenerator, StyleEncoder
+from nets.sean.generator import SeanGenerator, StyleEncoder
 from nets.sean.neighbourhood import find_neighbourhoods
 from tests.support import sean_reference as reference
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
@@ -82,26 +82,3 @@ def test_a_generator_is_the_plain_one(by, edges, training, recompute, codes):
     for key in state:
         if key.endswith(BUFFERS):
             assert distance(after[key].double(), state[key].double()) < 1e-12, key
-
-
-@pytest.mark.parametrize("normalise", [True, False])
-def test_a_bias_learns_unless_instance_norm_cancels_it_and_the_brightness(normalise):
-    torch.manual_seed(0)
-    net, image = StyleEncoder(5, 2, normalise, gain=1.0), torch.rand(2, 3, 16, 16)
-    mask = onehot(torch.zeros(2, 16, 16, dtype=torch.int64), LABELS, image)
-    codes = net(image, mask)
-    codes.square().sum().backward()
-    biases = [parameter.grad for name, parameter in net.named_parameters() if name.endswith("bias")]
-    assert [bool(bias.any()) for bias in biases] == [not normalise] * 4 + [True]
-    assert torch.allclose(codes, net(image - 0.5, mask), atol=1e-4) is normalise
-
-
-def test_each_half_of_an_affine_starts_as_a_convolution_of_its_own():
-    torch.manual_seed(0)
-    affine = Affine(40, 50, 0.02)
-    kernel = affine.kernel()
-    assert kernel.shape == (100, 40, 3, 3)
-    wanted = 0.02 * (2 / ((40 + 50) * 9)) ** 0.5  # Glorot and Bengio 2010
-    for half in kernel.chunk(2):
-        assert half.std().item() == pytest.approx(wanted, rel=0.02)
-    assert affine.bias.abs().sum() == 0

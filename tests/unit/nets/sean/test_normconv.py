@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.nn import functional as F
 
 from gan import ranks
 from nets.norm import SyncBatchNorm
@@ -77,71 +75,6 @@ def test_beyond_its_inputs_it_keeps_only_two_numbers_a_channel_unless_asked_for_
     indices = 4 * 6 * 7 * 8 if tables else 0
     assert kept(tables, keep=False) <= 2 * CHANNELS * 8 + indices
     assert kept(tables, keep=True) >= 2 * picture
-
-
-def learned(out: torch.Tensor, parts: list[torch.Tensor]) -> list[bool]:
-    out.square().sum().backward()
-    return [part.grad is not None for part in parts]
-
-
-def test_what_is_frozen_gets_no_gradient(parts):
-    settings, ours = settings_of(True), tensors(True)
-    for number in (0, 2, 5, 6):
-        ours[number].requires_grad_(False)
-    assert learned(norm_conv(settings, *ours), ours) == [False, False, False, True, True, False, False]
-    parts[1].requires_grad_(False)
-    parts[4].requires_grad_(False)
-    assert learned(mask_conv(*parts), parts) == [False, False, True, True, False]
-
-
-def in_half(plain, half, weights: list[torch.Tensor]) -> None:
-    """The same in bfloat16, and gradients of weights in float32."""
-    wanted = plain()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = half()
-    assert found.dtype == torch.bfloat16
-    assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
-    found.sum().backward()
-    assert {weight.grad.dtype for weight in weights} == {torch.float32}
-
-
-@WAYS
-def test_half_precision_is_kept_to_the_convolution(tables, parts):
-    ours = [part.detach().float().requires_grad_(part.requires_grad) for part in tensors(tables)]
-    settings = settings_of(tables)
-    settings.norm.float()
-    in_half(lambda: norm_conv(settings, *ours), lambda: norm_conv(settings, ours[0].bfloat16(), *ours[1:]), ours[5:6])
-    parts = [part.detach().float().requires_grad_(part.requires_grad) for part in parts]
-    in_half(lambda: mask_conv(*parts), lambda: mask_conv(*parts), parts[1:])
-
-
-def on_rank(tables: bool, shares: list[int]) -> tuple[torch.Tensor, ...]:
-    rank, first = dist.get_rank(), sum(shares[: dist.get_rank()])
-    settings, parts = settings_of(tables), tensors(tables)
-    rows = slice(first, first + shares[rank])
-    mine = [part.detach()[rows].requires_grad_() if part.shape[0] == 4 and part.dim() > 2 else part for part in parts]
-    mine[1].requires_grad_(False)
-    settings = Settings(settings.norm, True, settings.pixels[rows] if tables else None, 0.2, 1, False)
-    out = norm_conv(settings, *mine)
-    weights = torch.randn(4, *out.shape[1:], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    (out * weights[rows]).sum().backward()
-    shared = [mine[2].grad, mine[5].grad, mine[6].grad]
-    for gradient in shared:
-        dist.all_reduce(gradient)
-    return out.detach(), mine[0].grad, mine[3].grad, *shared
-
-
-@WAYS
-def test_ranks_together_are_one_device(tables, ranks):
-    parts = tensors(tables)
-    out = norm_conv(settings_of(tables), *parts)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    (out * weights).sum().backward()
-    results = ranks(2).run(on_rank, tables, [1, 3])
-    rows = [torch.cat(shares) for shares in zip(*(result[:3] for result in results), strict=True)]
-    torch.testing.assert_close(rows, [out.detach(), parts[0].grad, parts[3].grad], rtol=1e-11, atol=1e-12)
-    shared = tuple(parts[number].grad for number in (2, 5, 6))
-    torch.testing.assert_close(results[0][3:], shared, rtol=1e-11, atol=1e-11)
 
 
 # ---- maskconv ----

@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import yaml
 from torch.distributed.run import get_args_parser
 
 from gan import evaluate as evaluate
