@@ -174,13 +174,9 @@ def tree(tmp_path):
     ("changes", "found"),
     [
         ({"gan__module": "def load():\n    from strategies import turn"}, "gan.module imports strategies.turn"),
-        ({"gan__module": "import nets.unet"}, "gan.module imports nets.unet"),
-        ({"gan__module": "from gan.games.pix2pix import x"}, "gan.module imports gan.games.pix2pix"),
         ({"gan__files__errors": "from ..module import GanModule"}, "gan.files.errors imports gan.module"),
-        ({"gan__app__run__folder": "from gan import export"}, "gan.app.run.folder imports gan.export"),
         ({"datasets__data": HINTS}, "datasets.data imports strategies.policies.ddp"),
         ({"strategies__policies__ddp": "import strategies.turn"}, "strategies.policies.ddp imports strategies.turn"),
-        ({"strategies__turn": "from gan.app.run import folder"}, "strategies.turn imports gan.app.run.folder"),
         ({"gan__app__run__folder": "def f():\n    import tests.test_fit"}, "gan.app.run.folder imports tests.test_fit"),
     ],
 )

@@ -1,27 +1,19 @@
 """What training costs: traces, links."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adafactor, Adam
+from torch.optim import SGD, Adam
 
-from gan import Phase
 from strategies.cost.budget import Cost, PhaseCost
-from strategies.cost.tracing import FusedAttention, Kind, steps, traces
+from strategies.cost.tracing import FusedAttention, Kind, traces
 from strategies.observers import FOREVER, Living
-from strategies.policies.amounts import Collective, Group, Held, Moved, moved, readable
-from strategies.policies.belongings import belongings_of
+from strategies.policies.amounts import Collective, Group, Held, Moved, moved
 from strategies.policies.costs import optimizer_cost
-from strategies.policies.policy import Policy
-from strategies.world import World
-from tests.scenes.optimizers import Informed
-from tests.support.composite import Composite, Sized
+from tests.support.composite import Sized
 from tests.support.hard_games import HARD
-from tests.support.optimizers import Shampoo
 from tests.support.parity import single
 from tests.support.planned import pictures, small
 
@@ -53,60 +45,7 @@ def test_a_ring_sends_its_part_on_each_link(group, local, expected):
     assert moved([Collective("all-reduce", 100, group)], local) == expected * 2
 
 
-@pytest.mark.parametrize(
-    ("amount", "said"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (25 * 2**20, "26.2 MB"), (1.234e9, "1.23 GB"), (1.037e12, "1,037 GB")],
-)
-def test_amounts_are_readable(amount, said):
-    assert readable(amount) == said
-
-
 # ---- optimizer ----
-
-
-def with_moments(weights):
-    """Of wider weights than a stand-in."""
-    optimizer = Adam(weights, lr=0.1)
-    for weight in weights:
-        optimizer.state[weight] = {"step": 7.0, "exp_avg": torch.ones(100, 100), "exp_avg_sq": torch.ones(100, 100)}
-    return optimizer
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "state", "elementwise"),
-    [
-        (partial(Adam, lr=0.1), 2, True),
-        (partial(SGD, lr=0.1), 0, True),
-        (partial(SGD, lr=0.1, momentum=0.5), 1, True),
-        (partial(Adafactor, lr=0.1), 2 / 64, False),
-        (with_moments, 2, True),
-    ],
-)
-def test_the_state_is_counted(optimizer, state, elementwise):
-    found = optimizer_cost(optimizer)
-    assert (found.state, found.elementwise) == (pytest.approx(state), elementwise)
-
-
-@pytest.mark.parametrize(
-    ("game", "states"), [(Informed, {"generator": 4, "judge": 4}), (HARD["Teacher"], {"generator": 2, "teacher": 0})]
-)
-def test_all_optimizers_of_a_player_are_there_at_once(game, states):
-    made = game()
-    made.assemble()
-    belongings = belongings_of(made.players, made, made.phases)
-    for name, state in states.items():
-        assert Policy(made.players[name], World(), {}, belongings[name]).optimizer_cost.state == state
-
-
-def test_adam_needs_memory_for_a_while():
-    """On a CPU for one weight at a time, and on a GPU for all of them."""
-    found = optimizer_cost(partial(Adam, lr=0.1))
-    assert (found.one, found.left) == (2, 1)  # two of one weight, and what is left of the one before
-    assert found.on_cpu([100, 10, 50, 50], 1000) == 200
-    assert found.on_cpu([100, 90], 1000) == 280
-    assert found.on_cpu([100, 90], 20) == 40  # a rank owns a part of one of them
-    assert found.all == 1
-    assert optimizer_cost(partial(SGD, lr=0.1)).all == 0
 
 
 @pytest.mark.parametrize(
@@ -130,10 +69,6 @@ def test_the_state_of_an_optimizer_that_groups_weights_is_that_of_each(make):
     kept = sum(each.numel() for of in optimizer.state.values() for each in of.values() if torch.is_tensor(each))
     found = optimizer_cost(make, shapes).state * sum(weight.numel() for weight in weights)
     assert found == pytest.approx(kept, abs=len(weights) + 1)  # beside counts of steps
-
-
-def test_an_optimizer_may_keep_state_for_no_weight():
-    assert optimizer_cost(Shampoo, [(6, 4), (4,)]).all > 0
 
 
 # ---- tracing ----
@@ -166,33 +101,6 @@ def test_recomputing_keeps_less_and_says_when_it_computes_again():
     assert Kind.AGAIN not in [kind for kind, *_ in plain]
     assert [kind for kind, *_ in again].count(Kind.AGAIN) == 5  # blocks
     assert max(highest for *_, highest in again) < 0.9 * max(highest for *_, highest in plain)
-
-
-def test_a_game_whose_shapes_depend_on_values_cannot_be_traced_without():
-    with pytest.raises(RuntimeError):
-        traced(Composite, single(0), "meta")
-    assert list(traced(Composite, single(0), "cpu")) == ["critic", "discriminator", "generator", "rarely"]
-
-
-def test_phases_are_played_with_those_of_the_same_steps():
-    def phase(name, start=0, until=None):
-        return Phase(name, lambda batch: batch, "net", start=start, until=until, every=3)
-
-    first, later, both = phase("first", until=10), phase("later", start=10), phase("both")
-    assert steps([first, later, both]) == {0: [first, both], 10: [later, both]}
-
-
-def test_it_leaves_the_game_as_it_was():
-    game = Sized()
-    game.assemble()
-
-    def seen():
-        return [(id(m), type(m), sorted(vars(m)), type(m._parameters), len(m._forward_hooks)) for m in game.modules()]
-
-    before = seen()
-    traces(game, single(0), device="cpu")
-    assert seen() == before
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in game.parameters())
 
 
 def alive(living):

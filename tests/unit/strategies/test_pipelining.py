@@ -52,13 +52,6 @@ def test_blocks_and_layers_outside_of_them_are_units_in_the_order_of_names(netwo
     assert [unit.name for unit in units(network, blocks=blocks)] == names.split()
 
 
-def test_every_parameter_of_a_unit_has_its_name_in_the_player():
-    found = units(Tower())
-    assert set(found[0].parameters) == {"start.weight", "start.bias"}
-    inside = {name for unit in found for name in unit.parameters}
-    assert {name for name, _ in Tower().named_parameters()} - inside == {"scale"}
-
-
 def test_a_stage_begins_with_a_named_block_or_is_cut_by_the_sizes_of_units():
     found = units(Tower(), blocks=["blocks.1", "blocks.3"])
     assert [unit.name for unit in found if unit.cuttable] == ["blocks.1", "blocks.3"] and most_stages(found) == 3
@@ -66,12 +59,6 @@ def test_a_stage_begins_with_a_named_block_or_is_cut_by_the_sizes_of_units():
     assert by_name == {"start": 0, "blocks.0": 0, "blocks.1": 1, "blocks.2": 1, "blocks.3": 2, "end": 2}
     found = units(nn.Sequential(*(nn.Linear(10, 10 * size, bias=False) for size in (1, 9, 1, 1, 1))))
     assert [unit.stage for unit in cut(found, 3)] == [0, 1, 2, 2, 2]
-
-
-def test_networks_in_a_dict_are_cut_one_by_one():
-    player = Player("nets", nn.ModuleDict({"a": Tower(), "b": nn.ModuleList([nn.Linear(2, 2)])}))
-    assert list(networks_of(player)) == ["a", "b.0"]
-    assert units_of(player, "a", player.module["a"])[0].name == "a.start"
 
 
 def test_tied_weights_and_networks_that_cannot_be_called_are_refused_by_name():
@@ -108,15 +95,6 @@ def drawn(at: Place, draw) -> torch.Tensor:
     with noise.at(at):
         draw()
         return draw()
-
-
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("kind", [noise.randn, noise.rand, lambda shape: noise.randint(0, 100, shape)])
-def test_a_chunk_draws_what_its_ranks_draw(kind, times):
-    wholes = [drawn(place(rank), lambda: kind((3 * times, 2))).view(times, 3, 2) for rank in (0, 1)]
-    found = drawn(chunk(1, 4), lambda: kind((3 * times, 2)))
-    assert torch.equal(found.view(times, 3, 2), torch.cat([wholes[0][:, 1:3], wholes[1][:, 0:1]], 1))
-    assert not torch.equal(drawn(chunk(3, 6), lambda: kind((3 * times, 2))), found), "the control"
 
 
 def test_a_chunk_has_its_ranks_common_draws_counts_and_seeds_and_no_rows_of_no_sample():

@@ -12,19 +12,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from gan.files.errors import UserError
 from gan.noise import Place
 from strategies.batches.draws import draws_follow
-from strategies.cost.tracing import traces
 from strategies.placing.division import Division, placement_of
 from strategies.placing.messages import LEAVE, Call, Enter, Packed, Unpacker
 from strategies.placing.remote_player import Servers
 from strategies.placing.server import Answers, Fingerprint, rounds
 from strategies.policies import POLICIES
 from strategies.policies.choice import choices
-from tests.support.placed_games import Distil
 
 # ---- messages ----
 
@@ -32,76 +30,11 @@ from tests.support.placed_games import Distil
 CPU = torch.device("cpu")
 
 
-@dataclass
-class Own:
-    inner: dict[str, Tensor]
-    count: int
-
-
-def test_tensors_are_found_in_any_container():
-    one, other = torch.ones(2), torch.zeros(3)
-    packed = Packed(([Own({"a": one}, 2)], {"b": (one, other)}, None), CPU)
-    assert [each is tensor for each, tensor in zip(packed.tensors, (one, other), strict=True)] == [True, True]
-    found = Unpacker(packed.content, [one + 1, other + 1], CPU).load()
-    assert found[0][0].count == 2 and found[0][0].inner["a"] is found[1]["b"][0]
-    assert torch.equal(found[1]["b"][1], torch.ones(3)) and found[2] is None
-
-
 def test_the_rank_s_device_becomes_the_other_s_and_what_cannot_be_sent_is_named():
     packed = Packed([torch.device("cuda", 1), torch.device("cpu")], torch.device("cuda", 1))
     assert Unpacker(packed.content, [], torch.device("cuda", 3)).load() == [torch.device("cuda", 3), CPU]
     with pytest.raises(UserError, match="what it is called with cannot be sent"):
         Packed(lambda x: x, CPU, "what it is called with")
-
-
-# ---- on paper ----
-
-
-ROWS = 4
-
-
-def found(**served):
-    with torch.device("meta"):
-        game = Distil()
-        game.assemble()
-        batch = {"x": torch.empty(ROWS, 6, dtype=torch.float32)}
-    before = [sorted(vars(module)) for module in game.modules()]
-    phases = {trace.phase: trace for trace in traces(game, batch, served=served)}
-    assert [sorted(vars(module)) for module in game.modules()] == before
-    return phases
-
-
-def highest(trace):
-    return trace.activations.max()
-
-
-def highest_there(trace, where):
-    return trace.there(where).max()
-
-
-def test_what_a_call_makes_is_on_the_ranks_that_serve():
-    whole, apart = found(), found(teacher="2-3")
-    for name in ("judge", "generator"):
-        assert highest(apart[name]) < highest(whole[name])
-        assert highest_there(apart[name], "2-3") > 0
-    assert {life.where for trace in whole.values() for life in trace.lives} == {""}
-    assert apart["judge"].resting("2-3") == 0  # no backward of this phase goes through it
-    assert apart["generator"].resting("2-3") > 4 * ROWS * 8
-
-
-def test_the_bytes_of_calls_and_their_gradients_are_counted():
-    rows = found(teacher="2-3")["judge"]
-    assert rows.sent == {"teacher": 4 * ROWS * 6}  # the pictures; and back: a score, and three levels of eight numbers
-    assert rows.returned == {"teacher": 4 * ROWS * (1 + 3 * 8)}
-    there = found(teacher="2-3")["generator"]
-    assert there.sent["teacher"] > there.returned["teacher"] > rows.returned["teacher"]  # the gradients of many outputs
-
-
-def test_sets_of_ranks_are_counted_apart():
-    one, two = found(teacher="2", eye="2")["generator"], found(teacher="2", eye="3")["generator"]
-    assert one.resting("2") == two.resting("2") + two.resting("3")
-    assert 0 < highest_there(two, "3") < highest_there(two, "2")
-    assert set(two.sent) == {"teacher", "eye"}
 
 
 # ---- placement ----
@@ -214,15 +147,6 @@ def test_what_is_set_is_named(name, change):
     change(network)
     found = before.changed()
     assert found is not None and (found == name or found.startswith(f"{name}."))
-
-
-def test_what_is_the_same_is_no_change():
-    network = Network()
-    before = Fingerprint(network)
-    network.strength, network.seen = 1.0, network.seen
-    network.eval()
-    network.shift.copy_(network.shift.clone())  # as a checkpoint that is loaded
-    assert before.changed() is None
 
 
 def test_a_weight_that_torchs_norm_sets_in_each_call_is_no_change():

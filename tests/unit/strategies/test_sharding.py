@@ -10,14 +10,11 @@ import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
-from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.bucket import Bucket, Sharing
-from strategies.sharding.resharded_parameter import end_graphs, forget_ended, hide, show, version_of
+from strategies.sharding.resharded_parameter import end_graphs, forget_ended, hide, version_of
 from strategies.sharding.storage import deal
-from strategies.sharding.unshard_on_read import Parameters, listen, unlisten
 from tests.scenes.writing import WRITES, write
 
 # ---- bucket ----
@@ -68,43 +65,6 @@ def test_a_write_gets_into_the_shard(settings, way, device, bucket):
         assert ours(made) == ([number] * 2, [pytest.approx(0.2)] * 2)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_where_nothing_was_written_the_shard_keeps_what_it_has(device, bucket):
-    """Also where the whole weights are rounded, or older."""
-    for settings in ({"compute_dtype": torch.bfloat16}, {"compute_dtype": torch.bfloat16, "home": CPU}):
-        net, made = bucket(device, **settings)
-        made.unshard()
-        with torch.no_grad():
-            net.bias[1] = 3
-        made.keep_writes()
-        weight, bias = ours(made)
-        assert weight == [pytest.approx(0.1, abs=1e-8)] * 2
-        assert bias[1] == 3.0
-        rounded = device == "cuda" and "home" in settings  # what was written decides for the whole bucket there
-        assert rounded or bias[0] == pytest.approx(0.2, abs=1e-8)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_nothing_is_copied_from_the_gpu_for_nothing(bucket):
-    _, made = bucket("cuda", home=CPU)
-    made.shard.zero_()  # so that a copy would be seen
-    made.keep_writes()
-    assert ours(made) == ([0.0] * 2, [0.0] * 2)
-
-
-def test_a_write_changes_the_version_of_its_weight_only(bucket):
-    net, made = bucket("cpu", keep=False)
-    made.unshard()
-    before = made.version_at(0), made.version_at(7)
-    with torch.no_grad():
-        net.bias.fill_(1)
-    number = made.starts["bias"]
-    assert made.version_at(number) == before[number > 0] + 1
-    assert made.version_at(made.starts["weight"]) == before[0]
-    made.shard_changed()
-    assert made.version_at(made.starts["weight"]) == before[0] + 1
-
-
 @pytest.mark.parametrize("way", WRITES)
 def test_the_newer_shard_wins_where_it_has_changed(way, bucket):
     net, made = bucket("cpu", keep=False)
@@ -112,91 +72,6 @@ def test_the_newer_shard_wins_where_it_has_changed(way, bucket):
     write(way, net.weight, torch.full((2, 3), 5.0))
     made.shard_changed()
     assert ours(made) == ([pytest.approx(0.1)] * 2, [pytest.approx(0.2)] * 2)
-
-
-# ---- fsdp unit ----
-
-
-@pytest.fixture
-def unit():
-    """A layer with a scalar and another memory format, in a world of one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    torch.manual_seed(0)
-    layer = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
-    layer.scale = nn.Parameter(torch.tensor(2.0))
-    group = dist.group.WORLD
-    mesh = DeviceMesh.from_group(group, "cpu")
-    made = FsdpBucket(dict(layer.named_parameters()), Sharing(1, 0, group, keep=False), mesh)
-    yield layer, made
-    made.release()
-    dist.destroy_process_group()
-
-
-def test_weights_stay_the_authors_and_their_values_and_memory_come_and_go(unit):
-    layer, made = unit
-    torch.manual_seed(0)
-    fresh = nn.Conv2d(2, 3, 2)
-    before = list(layer.parameters())
-    with pytest.raises(UserError, match="is sharded"):
-        layer.scale + 1
-    for _ in range(2):
-        made.unshard()
-        assert torch.equal(layer.weight, fresh.weight) and torch.equal(layer.bias, fresh.bias) and layer.scale == 2
-        made.reshard()
-        assert all(one is other for one, other in zip(before, layer.parameters(), strict=True))
-        with pytest.raises(UserError, match="is sharded"):
-            layer.bias.sum()
-    # Memory is free after a phase; between phases it may have a view of NumPy, which FSDP2 could not free.
-    made.unshard()
-    memory = made.whole.untyped_storage()
-    made.reshard()
-    assert memory.nbytes() == 0
-    made.unshard(torch.float32)
-    numbers = layer.scale.detach().numpy()
-    made.reshard()
-    assert numbers == 2
-
-
-def test_what_is_written_comes_back_and_a_newer_shard_counts_more(unit):
-    layer, made = unit
-    made.unshard()
-    with torch.no_grad():
-        layer.scale.fill_(7)
-    made.reshard()
-    made.unshard()
-    assert layer.scale == 7
-    made.pieces["scale"].data.fill_(9)
-    made.shard_changed()
-    made.unshard()
-    assert layer.scale == 9
-
-
-# ---- parameters ----
-
-
-def listening(net):
-    heard = [], []
-    reads = [lambda weights, said=said: said.extend(map(id, weights)) for said in heard]
-    for read in reads:
-        listen(net.modules(), read)
-    return heard, reads
-
-
-def test_each_hears_every_read_and_the_last_to_leave_leaves_a_plain_dict():
-    net = nn.Linear(2, 2)
-    heard, reads = listening(net)
-    weight = net.weight
-    assert heard == ([id(weight)], [id(weight)])
-    net(torch.zeros(1, 2))
-    assert heard[0] == heard[1] and len(heard[0]) == 3
-    assert type(copy.deepcopy(net)._parameters) is dict and isinstance(net._parameters, Parameters)
-    for said in heard:
-        said.clear()
-    unlisten(net.modules(), reads[0])
-    assert net.weight is weight and [len(said) for said in heard] == [0, 1]
-    unlisten(net.modules(), reads[1])
-    unlisten(net.modules(), reads[1])
-    assert type(net._parameters) is dict
 
 
 # ---- resharded parameter ----
@@ -242,21 +117,6 @@ def test_what_needs_no_values_is_answered(net):
     weight.requires_grad_(False)
     assert isinstance(weight, nn.Parameter) and {weight: 1}[weight] == 1
     assert repr(weight) == "<sharded parameter of shape (2, 3)>"
-
-
-class Mine(nn.Parameter):
-    """A class of the author's own."""
-
-
-@pytest.mark.parametrize("kind", [nn.Parameter, Mine])
-def test_it_takes_no_memory_and_is_the_same_object_afterwards(kind):
-    weight = kind(torch.zeros(2, 3))
-    for _ in range(2):  # twice is once
-        hide(weight, torch.full((), torch.nan))
-    assert weight.untyped_storage().nbytes() == 4
-    show(weight, torch.arange(6.0))
-    assert type(weight) is kind and not vars(weight)
-    assert torch.equal(weight.detach(), torch.arange(6.0).view(2, 3))
 
 
 def test_a_write_counts_and_an_ended_graph_does_not():

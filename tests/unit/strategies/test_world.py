@@ -1,10 +1,7 @@
-"""Where ranks come from: devices, Lightning's private names, and worlds."""
+"""Where ranks come from: devices, and what ranks ask each other."""
 
-import importlib
 import os
-from datetime import timedelta
 from functools import partial
-from itertools import count
 from unittest import mock
 
 import pytest
@@ -14,59 +11,15 @@ from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.plugins import MixedPrecision
 
 from datasets import GlobalLoader, GlobalStream
-from gan import Phase
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, TorchAccelerator, private, world
+from strategies import PhaseStrategy, TorchAccelerator
 from strategies.processes import rendezvous
 from strategies.processes.rendezvous import GLOO
 from strategies.training import ranks_strategy
-from strategies.world import Groups, World
+from strategies.world import World
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.posix import only_on_linux
-
-# ---- ranks ----
-
-
-def phases(*learners):
-    return [Phase(f"phase {number}", lambda batch: None, names) for number, names in enumerate(learners)]
-
-
-@pytest.fixture
-def made():
-    """torch's groups are numbers here. The list has those that were ended."""
-    ended, numbers = [], count()
-
-    def new(timeout):
-        assert timeout in (None, timedelta(seconds=7))
-        return next(numbers)
-
-    ours = {"new_group": new, "barrier": lambda: None, "destroy_process_group": ended.append}
-    with mock.patch.multiple(world.dist, **ours):
-        yield ended
-
-
-@pytest.mark.parametrize(
-    ("turns", "expected"),
-    [
-        (["a", "b", "c"], [0, 0, 0]),
-        ([["a", "b"], "c"], [0, 1, 0]),
-        (["a", ["a", "b"], ["b", "c"]], [0, 1, 0]),
-        ([["a", "b"], ["b", "c"], ["c", "a"]], [0, 1, 2]),
-    ],
-)
-def test_players_share_one_unless_they_learn_in_the_same_phase(turns, expected, made):
-    group = Groups(phases(*turns))
-    assert [group.shared(player) for player in "abc"] == expected
-
-
-def test_one_of_its_own_is_never_shared_and_all_are_ended_once(made):
-    group = Groups(phases("a", "b", "c"), timedelta(seconds=7))
-    assert [group.shared("a"), group.own(), group.own(), group.shared("b")] == [0, 1, 2, 0]
-    group.release()
-    group.release()
-    assert sorted(made) == [0, 1, 2]
-
 
 # ---- accelerator ----
 
@@ -151,74 +104,7 @@ def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk,
     assert (os.environ[GLOO], strategy.lockstep.survivor.tie.call_args.args[2]) == talk
 
 
-# ---- private ----
-
-
-# What we override or set: under another name nothing of ours would be called, and no import would fail.
-# Checked with torch 2.11 to 2.15 and Lightning 2.6.0 to 2.6.6.
-NAMES = {
-    "lightning.pytorch.strategies.launchers.multiprocessing:_MultiProcessingLauncher": [
-        *("_collect_rank_zero_results", "get_extra_results", "update_main_process_results"),
-    ],
-    "lightning.pytorch.strategies.launchers.subprocess_script:_SubprocessScriptLauncher": ["_call_children_scripts"],
-    "lightning.pytorch.strategies:DDPStrategy": ["_configure_launcher"],
-    "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": ["_broadcast_sigterm_tensor"],
-    "lightning.pytorch.core:LightningModule": ["on_validation_model_zero_grad"],
-    "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent": [
-        *("_monitor_workers", "_restart_workers", "_start_workers"),
-    ],
-}
-
-
-@pytest.mark.parametrize("place", NAMES)
-def test_a_private_name_is_still_there(place):
-    module, _, name = place.partition(":")
-    found = getattr(importlib.import_module(module), name)
-    lost = [name for name in NAMES[place] if not hasattr(found, name)]
-    assert not lost, f"this version of {module.partition('.')[0]} has no {', '.join(lost)} in {place} any more"
-
-
-def test_what_a_trainer_keeps_is_still_there():
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True)
-    for part, names in {
-        "_accelerator_connector": "use_distributed_sampler",
-        "_signal_connector": "_sigterm_notifier_fn _slurm_sigusr_handler_fn",
-        "_checkpoint_connector": "_select_ckpt_path",
-    }.items():
-        assert [name for name in names.split() if not hasattr(getattr(trainer, part), name)] == [], part
-
-
-def test_modules_keep_their_parameters_and_compiled_calls_where_they_did():
-    module = torch.nn.Linear(2, 2)
-    assert isinstance(module._parameters, dict) and isinstance(module._buffers, dict)
-    module.compile(backend="eager")
-    assert module._compiled_call_impl is not None
-
-
-def test_hooks_are_where_they_were():
-    module = torch.nn.Linear(2, 2)
-    assert private.weight_hooks(module.weight) == private.post_accumulate_hooks(module.weight) == []
-    module.weight.register_hook(print)
-    module.weight.register_post_accumulate_grad_hook(repr)
-    assert private.weight_hooks(module.weight) == [print] and private.post_accumulate_hooks(module.weight) == [repr]
-    module.register_forward_hook(print)
-    module.register_forward_pre_hook(repr)
-    module.register_full_backward_hook(str)
-    assert private.module_hooks(module) == [repr, print, str]
-
-
-def test_a_checkpoint_is_seen_from_inside():
-    given, seen = torch.ones(2, requires_grad=True), []
-
-    def see(x):
-        seen.append(private.in_checkpoint())
-        with torch.autograd.graph.save_on_cpu():
-            seen.append(private.in_checkpoint())
-        return x * x
-
-    torch.utils.checkpoint.checkpoint(see, given, use_reentrant=False)
-    see(given)
-    assert seen == [True, False, False, False]
+# ---- world ----
 
 
 @pytest.mark.parametrize("ask", [lambda w: w.gather(1), lambda w: w.broadcast(1), lambda w: w.answer(bool)])

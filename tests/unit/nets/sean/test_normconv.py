@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from gan import ranks
 from nets.norm import SyncBatchNorm

@@ -113,22 +113,9 @@ def test_ranks_draw_their_rows_by_the_authors_generator_which_moves_on_alike(nam
         assert torch.equal(joined, whole)
 
 
-def test_other_draws_by_the_authors_generator_are_left_alone():
-    def own(x):
-        return torch.poisson(x, generator=torch.Generator().manual_seed(1))
-
-    assert torch.equal(drawn(own, 4, 4), own(torch.ones(4, 3)))
-
-
 def test_a_row_by_row_draw_that_all_share_is_one_devices_whatever_that_takes_it_for():
     def shared(x):
         return torch.poisson(torch.full((8,), 5.0))
 
     known = {(0, ()): noise.Drawn("poisson", (8,), 2, None)}
     assert torch.equal(drawn(shared, 4, 4, known=known), drawn(shared, 0, 8))
-
-
-def test_gradients_go_through_a_dropout():
-    x = torch.ones(4, 3, requires_grad=True)
-    out = drawn(lambda _: F.dropout(x, 0.5), 4, 4)
-    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out.detach())

@@ -1,6 +1,5 @@
 """What is a sample's, and what is a rank's."""
 
-import contextlib
 import random
 from collections import UserDict, defaultdict
 from dataclasses import dataclass
@@ -18,12 +17,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase
-from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, turn
 from strategies.batches import random_state
 from strategies.batches.micro_batches import Batches
-from strategies.checkpoint.writing import save
 from strategies.turn import Training
 from strategies.world import World
 from tests.support.hard_games import One
@@ -104,17 +101,6 @@ def test_all_kinds_of_batches_are_cut_alike(batch, get):
     assert [*map(int, get(first))] == [0, 2]
     assert [*map(int, get(second))] == [1, 3]
     assert type(first) is (dict if isinstance(batch, MappingProxyType) else type(batch))
-
-
-def test_a_part_is_dense_and_keeps_its_memory_format_and_what_holds_it_keeps_the_rest():
-    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    for parts in (PLAIN.split(images, 4, 2, "phase"), [PLAIN.deal(images, 1, 2)]):
-        assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
-    assert PLAIN.split(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
-    first, _ = PLAIN.split(Sample(x(), tuple("abcd")), 4, 2, "phase")
-    assert (first.caption, first.scale) == (("a", "c"), 2.0)
-    first, _ = PLAIN.split(defaultdict(list, x=x()), 4, 2, "phase")
-    assert first["absent"] == []
 
 
 @given(each=st.integers(1, 5), parts=st.integers(1, 5))
@@ -253,39 +239,6 @@ def test_batches_of_several_loaders_are_cut_in_the_ratio_of_their_sizes(loaders,
 
 
 # ---- random state ----
-
-
-def draw():
-    return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random(), random.gauss(0, 1)
-
-
-def test_draws_go_on_where_they_were_after_a_checkpoint(tmp_path):
-    draw()
-    save(tmp_path / "x.ckpt", {"state": random_state.capture()})
-    expected = draw()
-    assert draw() != expected
-    random_state.restore(load(tmp_path / "x.ckpt")["state"])
-    assert draw() == expected
-
-
-def test_a_change_is_that_of_torchs_generators():
-    before = random_state.capture()
-    for one, changes in ((lambda: torch.rand(()), True), (np.random.rand, False), (random.random, False)):
-        random_state.restore(before)
-        assert not random_state.changed(before)
-        one()
-        assert random_state.changed(before) == changes
-
-
-def test_what_is_drawn_aside_leaves_no_trace_even_after_an_error():
-    before = random_state.capture()
-    expected = draw()
-    random_state.restore(before)
-    with contextlib.suppress(KeyError), random_state.untouched():
-        torch.manual_seed(1)
-        draw()
-        raise KeyError
-    assert draw() == expected
 
 
 def test_states_of_dice_have_the_same_sign_in_every_process():

@@ -3,7 +3,6 @@
 import errno
 import pickle
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -43,16 +42,6 @@ def test_only_the_failure_of_a_disk_is_excused_and_another_is_raised_once(error)
     pickle.loads(pickle.dumps(Background())).close()  # one that has saved nothing can be sent to a process
 
 
-def test_what_fails_afterwards_is_raised_too():
-    background, slow, failed = Background(), Slow(), []
-    background.start(slow, lambda: failed.append(True))
-    background.afterwards(lambda: 1 / 0)
-    slow.may.set()
-    with pytest.raises(ZeroDivisionError):
-        background.close()
-    assert failed == [True]
-
-
 def test_beside_another_error_a_failure_is_a_warning():
     background, slow = Background(), Slow(OSError("disk"))
     slow.may.set()
@@ -78,15 +67,6 @@ def together(size, step, **options):
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, range(size))), store.num_keys()
-
-
-def test_ranks_tell_each_other_their_results_and_leave_nothing_in_the_store():
-    def step(ranks):
-        time.sleep(0.01 * (3 - ranks.rank))
-        return [ranks.each(lambda turn=turn: (turn, ranks.rank)) for turn in range(3)]
-
-    expected = [[(turn, rank) for rank in range(3)] for turn in range(3)]
-    assert together(3, step) == ([expected] * 3, 0)
 
 
 @pytest.mark.parametrize("who", [0, 1])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
@@ -84,12 +83,6 @@ def test_no_training_goes_on_from_weights_only(saved):
         resumed(saved.with_name("weights.ckpt"))
 
 
-def test_the_control_an_unchanged_checkpoint_is_loaded_and_resumed(saved, tmp_path):
-    assert isinstance(Plain.load_from_checkpoint(saved).generator, nn.Module)
-    write_checkpoint(tmp_path / "same.ckpt", read_checkpoint(saved))
-    resumed(tmp_path / "same.ckpt")
-
-
 # ---- loadable ----
 
 
@@ -152,25 +145,7 @@ class Built(Plain):
         self.save_hyperparameters()
 
 
-class Keeps(Callback):
-    def state_dict(self):
-        return {"found": here}
-
-
 def test_hyper_parameters_are_refused_before_training_where_checkpoints_are_asked_for(tmp_path):
     with pytest.raises(UserError, match=r"'hyper_parameters/activation' is a torch"):
         fit(Built(nn.ReLU()), callbacks=[ModelCheckpoint(tmp_path)], checkpoints=True)
     fit(Built(nn.ReLU()))
-
-
-@pytest.mark.parametrize(
-    ("game", "callbacks", "message"),
-    [
-        (lambda: Built(1, Path("x")), [], r"'hyper_parameters/folder' is a pathlib.*ignore=\['folder'\]"),
-        (Plain, [Keeps()], r"'callbacks/Keeps/found' is a function"),
-    ],
-)
-def test_a_training_is_told_when_it_saves(game, callbacks, message, tmp_path):
-    made = fit(game(), callbacks=callbacks)
-    with pytest.raises(UserError, match=message):
-        made.save_checkpoint(tmp_path / "a.ckpt")

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import (
 from gan import Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, private
-from strategies.checkpoint.player_state import _with, load_rest, rest_of_state
+from strategies.checkpoint.player_state import load_rest, rest_of_state
 from tests.support.hard_games import One, Plain
 from tests.support.parity import Whole, distance, snapshot, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
@@ -225,14 +225,6 @@ def test_counts_of_updates_come_back():
     resumed = player(0, 0)
     load_rest(resumed, rest_of_state(player(5, 3)))
     assert (resumed.average.updates, resumed.skipped) == (5, 3)
-
-
-def test_the_tensors_of_an_optimizers_state_are_found_also_in_lists_and_dicts():
-    one, two, three = torch.zeros(3)
-    values = {"one": one, "list": [two, 5], "dict": {"three": three}, "step": 3}
-    found = _with(values, lambda key, tensor: (key, id(tensor)))
-    there = {key: (key, id(tensor)) for key, tensor in zip(("one", "list", "three"), (one, two, three), strict=True)}
-    assert found == {"one": there["one"], "list": [there["list"], 5], "dict": {"three": ("dict", id(three))}, "step": 3}
 
 
 class ChannelsLast(One):

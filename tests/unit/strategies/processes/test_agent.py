@@ -149,18 +149,6 @@ def test_after_a_signal_a_failure_is_not_tried_again(capfd):
     assert "was ended by signal 9 (Killed): from outside, or out of memory? (step 3)" in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_an_interrupt_before_the_first_step_ends_the_ranks_without_their_stacks(capfd):
-    """Python would answer SIGINT with a stack of each rank, and there is nothing to save."""
-    send_when_ready(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        started('open(f"ready-{rank}", "w").close(); time.sleep(60)')
-    assert attempts() == {0}
-    said = capfd.readouterr().err
-    assert "was ended by signal 15 (Terminated) (before the first step)" in said
-    assert "Traceback" not in said
-
-
 def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
     threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
@@ -199,7 +187,7 @@ def test_a_port_that_another_program_has_is_named(monkeypatch):
             started("", rendezvous=Rendezvous("", (2, 2)))
 
 
-@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("numbered", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_host_at_whose_rendezvous_another_program_listens_does_not_wait_without_end(numbered):
     """It may take a connection, and never answer as torch's store does."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -253,18 +241,6 @@ while first:
     if rank == 1 and os.path.exists("there-0"):
         die()
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["address", "file"])
-def test_hosts_meet_and_a_failure_on_one_restarts_both(where, tmp_path, capfd):
-    meeting = address() if where == "address" else f"file:{tmp_path}/meet"
-    with hosts_with(AGAIN, tmp_path) as hosts:
-        hosts += [host(meeting, (2, 2)) for _ in range(2)]
-        assert [each.wait(60) for each in hosts] == [0, 0]
-    said = capfd.readouterr().err
-    assert said.count("restart 1 of 1: all ranks start again") == 1  # the other host only follows
-    assert "rank 1 (process " in said
 
 
 ALONE = """

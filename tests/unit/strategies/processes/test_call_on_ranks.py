@@ -176,13 +176,6 @@ def test_what_somebody_has_set_stays(name, value, kept):
     assert found["kept"] == kept and (found["after two"] < 0.1 * LARGE) == (not kept)
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(heap.platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(heap, "_set", lambda _: pytest.fail("there is no mallopt"))
-    assert not heap.keep_freed_memory()
-    heap.give_freed_memory_back()
-
-
 class Seen(Duel):
     order: ClassVar[list[str]] = []
 

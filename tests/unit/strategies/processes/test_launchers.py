@@ -69,11 +69,6 @@ def test_the_nearest_launcher_counts():
     assert launched({**SLURM, **BY_HAND}).by == "environment"
 
 
-def test_ranks_by_hand_on_this_host_need_no_local_world_size():
-    here = dict(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_ADDR="localhost", MASTER_PORT="7")
-    assert launched(here) == Launched("environment", 1, 1, 2, 2, 0)
-
-
 IS_NO_NUMBER = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "MASTER_PORT")
 VARIABLE, HOST_BY_HOST = "^the environment variable ", "ranks must be numbered host by host"
 

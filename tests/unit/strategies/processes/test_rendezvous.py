@@ -9,7 +9,7 @@ import torch.distributed as dist
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes import rendezvous
-from strategies.processes.rendezvous import GLOO, Rendezvous, choose_interface, clear_errors, own_name
+from strategies.processes.rendezvous import GLOO, Rendezvous, choose_interface, clear_errors
 from tests.support.parity import trainer
 
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
@@ -23,17 +23,6 @@ def unset(monkeypatch):
     monkeypatch.delenv(GLOO)
 
 
-def test_one_host_meets_nobody_even_if_the_environment_names_others(monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "other.example")
-    monkeypatch.setenv("NODE_RANK", "1")
-    alone = Rendezvous()
-    alone.check()
-    found = alone.parameters(60)
-    assert (found.backend, found.endpoint, found.max_nodes, found.local_addr) == ("c10d", "localhost:0", 1, "127.0.0.1")
-    assert alone.fixed() is None
-    assert found.run_id != Rendezvous().parameters(60).run_id  # two launches on one host do not meet
-
-
 MEETINGS = [("127.0.0.1:1234", "127.0.0.1:1234", None), ("127.0.0.1", "127.0.0.1:29400", None)]
 
 
@@ -44,16 +33,6 @@ def test_hosts_meet_at_an_address_or_in_a_file(where, endpoint, store):
     assert found.get("store_type") == store and found.get_as_int("join_timeout") == 60
     if store is None:
         assert found.local_addr == "127.0.0.1"  # the address on the way there, not what this host's name means
-
-
-def test_the_host_of_the_address_serves_it_unless_another_process_does():
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        taken = other.getsockname()[1]
-        assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is False
-    assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is True
-    assert Rendezvous("192.0.2.1:29400", (2, 2)).parameters(60).get_as_bool("is_host") is False
 
 
 def test_the_environment_numbers_the_hosts(monkeypatch):
@@ -124,13 +103,6 @@ def test_gloo_is_told_the_interface_towards_the_main_address(address, before, to
     assert os.environ.get(GLOO) == told
 
 
-@pytest.mark.parametrize(("own", "name"), [("10.1.2.3", "10.1.2.3"), ("127.0.1.1", "node0"), ("::1", "node0")])
-def test_a_host_is_called_by_its_own_address_unless_only_itself_can_reach_that(own, name, monkeypatch):
-    assert own_name("no-such-host.invalid") == "no-such-host.invalid"  # taken as it is
-    monkeypatch.setattr(rendezvous, "own_address", lambda towards: own)
-    assert own_name("node0") == name
-
-
 @pytest.mark.parametrize(("chosen", "words"), [("eth7", "interface eth7"), (None, "that this host's name leads to")])
 def test_ranks_that_gloo_cannot_connect_say_what_to_type(chosen, words, monkeypatch):
     if chosen is not None:
@@ -171,10 +143,3 @@ def test_nccl_is_refused_on_the_cpu(monkeypatch):
     with pytest.raises(UserError, match="nccl communicates between GPUs only, and ranks compute on cpu; type gloo"):
         trainer(PhaseStrategy(process_group_backend="nccl"), 2, 1)
     trainer(PhaseStrategy(process_group_backend="nccl"), 1, 1)  # one rank communicates with nobody
-
-
-def test_a_torch_with_mpi_is_asked_for_a_store_too(monkeypatch):
-    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
-    for name, given in (("mpi", "cpu:mpi,cuda:mpi"), ("gloo", "gloo"), (None, "gloo")):
-        made = trainer(PhaseStrategy(process_group_backend=name), 2, 1)
-        assert made.strategy._get_process_group_backend() == given

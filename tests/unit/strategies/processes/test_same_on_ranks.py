@@ -70,23 +70,3 @@ def test_the_ranks_whose_size_has_changed_find_a_difference(sizes, told, message
     assert found.keys() == told
     for text in found.values():
         assert text.startswith(f"phase 'judge' of step 3: {message}, so the mean over ranks is not")
-
-
-def test_a_fast_rank_that_has_begun_the_next_step_confuses_nobody(store):
-    slow, fast, _ = ranks = three(store, 8, 8, 8)
-    assert step(ranks, 0, 8, 8, 8) == {}
-    for rank in ranks:
-        rank.begin(4)
-    fast.check("judge", 1)
-    fast.begin(6)
-    slow.check("judge", 1)
-
-
-def test_one_rank_compares_nothing_and_a_batch_without_rows_is_left_to_who_plays_it(store):
-    alone = SameOnRanks()
-    alone.begin(8)
-    alone.begin(3)
-    alone.check("judge", 1)
-    for rank in three(store, 0, 0, 0):
-        rank.begin(0)
-        rank.check("judge", 0)

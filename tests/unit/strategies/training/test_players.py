@@ -1,14 +1,11 @@
 """What each player gets: policies and options, and what its functions have made."""
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.optim import LBFGS, SGD, Adafactor, Adagrad, Adam, Muon
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
@@ -19,13 +16,12 @@ from strategies import PhaseStrategy
 from strategies.checkpoint.first_weights import refuse_one_memory
 from strategies.policies.belongings import belongings_of
 from strategies.policies.choice import Choice, Option, choices
-from strategies.policies.optimizers import LossScale, why_not_apart
+from strategies.policies.optimizers import why_not_apart
 from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
 from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.parity import distance, parts, snapshot, train, trainer, warned
 from tests.support.scene import having
-from tests.support.sharing_games import OneModule, SharedBase
 
 # ---- choice ----
 
@@ -63,15 +59,6 @@ def options():
 )
 def test_a_choice_is_a_policy_and_its_options(typed, read):
     assert choices(typed, KNOWN) == read
-
-
-options_of_one = st.fixed_dictionaries({}, optional={"big": st.none(), "split": st.integers()})
-
-
-@given(options=options_of_one, ranks=st.none() | st.builds(range, st.integers(0, 9), st.integers(10, 20)))
-def test_a_choice_is_read_as_it_is_written(options, ranks):
-    choice = Choice("one", options, ranks)
-    assert choices(str(choice), KNOWN) == {"*": choice}
 
 
 # ---- optimizers ----
@@ -124,25 +111,6 @@ def test_an_optimizer_may_be_made_of_named_parameters_or_leave_some_out():
     before, strategy = game.discriminator[0].bias.detach().clone().double(), PhaseStrategy("single")
     trainer(strategy, 1, 2).fit(game, parts(2))
     assert torch.equal(game.discriminator[0].bias, before) and snapshot(game, strategy)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_lightning_warns_of_eval_mode_where_the_author_has_put_a_module_there(own):
-    class Taught(Plain):
-        def __init__(self):
-            super().__init__()
-            self.teacher, self.other = nn.Linear(2, 2), nn.Tanh().train(not own)
-
-        def configure_players(self):
-            yield from super().configure_players()
-            yield Player("teacher", self.teacher)
-
-    with warnings.catch_warnings(record=True) as seen:
-        alone = trainer(PhaseStrategy("single"), 1, 1)
-        warnings.simplefilter("always")
-        alone.fit(Taught(), parts(1))
-    said = [str(each.message)[:28] for each in seen if "eval mode" in str(each.message)]
-    assert said == ["Found 2 module(s) in eval mo"] * own
 
 
 # ---- a trial of an optimizer ----
@@ -252,59 +220,12 @@ def test_what_an_optimizer_keeps_beside_checkpoints_is_told(optimizer):
     assert [each.partition(";")[0] for each in told] == ([f"player 'generator': {words}"] if words else [])
 
 
-def test_an_optimizer_that_exists_already_is_left_alone():
-    net = network()
-    optimizer = Shampoo(net.parameters())
-    assert "returns the same optimizer twice" in why(lambda _: optimizer, net)
-    assert not optimizer.state
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_weights_and_random_numbers_are_as_before(dtype):
-    net = network().to(dtype)
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    places = [weight.data_ptr() for weight in net.parameters()]
-    torch.manual_seed(3)
-    drawn = torch.rand(3)
-    torch.manual_seed(3)
-    assert why(Drawing, net)
-    assert torch.equal(torch.rand(3), drawn)
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert [weight.data_ptr() for weight in net.parameters()] == places
-    assert all(weight.grad is None for weight in net.parameters())
-
-
-def test_a_scale_falls_at_once_and_grows_after_a_row_of_good_updates():
-    """By the rule of torch's GradScaler."""
-    finite = [True] * 3 + [False] + [True] * 7 + [False, False] + [True] * 4
-    ours = LossScale(2.0**8, growth_interval=3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.0)
-    for good in finite:
-        scaler.scale(weight.sum())
-        weight.grad = torch.ones(1) if good else torch.full((1,), float("inf"))
-        scaler.step(optimizer)
-        scaler.update()
-        ours.update(good)
-        assert ours.scale == scaler.get_scale()
-
-
 # ---- belongings ----
 
 
 def of(game):
     players = {player.name: player for player in game.configure_players()}
     return belongings_of(players, game)
-
-
-def test_modules_that_a_learner_has_keep_their_mode():
-    game = OneModule()
-    assert of(game)["teacher"].modes_kept == tuple(game.base.modules())
-    assert of(SharedBase())["teacher"].modes_kept == ()
-    net = nn.Linear(1, 1)
-    players = {name: Player(name, net) for name in ("one", "two")}
-    assert belongings_of(players, net)["two"].modes_kept == ()
 
 
 class Unshaped(Plain):
