@@ -22,8 +22,6 @@ from tests.faults.case import Player
 from tests.faults.kinds import KINDS
 from tests.faults.kinds.checkpoints import give
 from tests.faults.known import _bits
-from tests.support import commands
-from tests.support.worlds import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -213,21 +211,3 @@ def test_a_damaged_or_lost_checkpoint_is_reported(main, said, taken):
 def test_another_checkpoint_than_was_asked_for_is_reported(taken):
     (line,) = taken(lambda: exports(RIGHT, 1), which=FOLDER / "step-000002.ckpt")
     assert "was asked for, and step 1 was taken" in line
-
-
-# ---- a killed rank that nobody names ----
-
-UNTIED = """
-from pathlib import Path
-from strategies.processes.lost_ranks import Survivor
-from tests.faults.case import Player
-from tests.faults.kinds.packets import packets
-Survivor.tie = lambda *_: None
-print(Player(packets, "packets", 0, 0, Path("known").absolute()).end().wrong)
-"""
-
-
-def test_the_control_without_a_lifeline_is_reported(tmp_path):
-    ended = commands.run("-c", UNTIED, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT})
-    assert "no rank listens on a port" in ended.stdout, ended.stderr
-    assert "a killed rank is named" in ended.stdout or "no traceback" in ended.stdout

@@ -406,19 +406,15 @@ class Huge(One):
 
     of_net: ClassVar = {"ema": 0.9}
 
-    def __init__(self, folder, gathering):
+    def __init__(self, folder):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 30), nn.Linear(30, 4001), nn.Linear(4001, 1))
-        self.folder, self.gathering = folder, gathering
+        self.folder = folder
         self.saving, self.loading = Memory(), Memory()
 
     def on_train_batch_end(self, *_):
         if self.step == 1:
             with self.saving:
-                if self.gathering:
-                    storage = self.trainer.strategy.policies["net"].storage
-                    storage.shards_changed()
-                    storage.unshard()
                 self.trainer.save_checkpoint(self.folder / "x.ckpt")
 
     def on_load_checkpoint(self, _):
@@ -429,10 +425,10 @@ class Huge(One):
             self.loading.__exit__(None, None, None)
 
 
-def weighed(policy, folder, gathering):
+def weighed(policy, folder):
     """What was made, moved and read while a game was saved and loaded, and the bytes of its weight and of its state."""
     world = dist.get_world_size()
-    data, saved, loaded = parts(2, world), Huge(folder, gathering), Huge(folder, gathering)
+    data, saved, loaded = parts(2, world), Huge(folder), Huge(folder)
     trainer(PhaseStrategy(policy, check=False), world, 2).fit(saved, data)
     with seen_reads() as seen:
         trainer(PhaseStrategy(policy, check=False), world, 2).fit(loaded, data, ckpt_path=folder / "x.ckpt")
@@ -443,16 +439,10 @@ def weighed(policy, folder, gathering):
 @pytest.mark.parametrize("policy", often(["zero2", "zero3"]))
 def test_no_rank_makes_or_moves_a_players_tensors_to_save_or_load_it(policy, ranks, tmp_path):
     """Weights, average and two moments are dealt out among four ranks; zero2 shows the weights on all of them."""
-    for saving, loading, seen, weight, state in ranks(4).run(weighed, policy, tmp_path, False):
+    for saving, loading, seen, weight, state in ranks(4).run(weighed, policy, tmp_path):
         assert 0.1 * weight < saving.largest < 0.3 * weight
         assert saving.moved < 0.1 * weight  # random states, 15 KB a rank, and what torch says of its plans
         if policy == "zero3":  # zero2 gathers weights in place, as after each of its updates
             assert loading.largest < 0.3 * weight
             assert loading.moved < 0.01 * weight
         assert seen < 0.3 * state
-
-
-@pytest.mark.slow
-def test_the_control_gathering_is_seen(ranks, tmp_path):
-    for saving, *_, weight, _ in ranks(4).run(weighed, "zero2", tmp_path, True):
-        assert saving.moved > weight

@@ -26,7 +26,6 @@ from tests.support.hard_games import Plain
 from tests.support.journey import travel
 from tests.support.parity import BROKEN, EXACT, OFTEN, Deaf, distance, equals, often, single, trainer, words_of
 from tests.support.planned import payload, planned
-from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
 STEPS, HALF = 4, 2  # a phase of every third step is due in both halves
@@ -160,33 +159,14 @@ def alone() -> dict[str, Any]:
 # ---- the same training, saved and resumed ----
 
 
-def check_training(play: Play, policy: str, world: int, alone: dict[str, Any], ddps: str, path: str) -> None:
-    """Parity with one device, also through a checkpoint that is made on the way and that ddp goes on from.
-
-    The policy goes on from it bit for bit, and from ddp's checkpoint, where the first step of some is tried.
-    """
+@pytest.mark.parametrize(("policy", "world"), rarely("dp"))  # test_dp.py
+def test_it_trains_as_one_device_and_goes_on_from_its_own_checkpoint(policy, world, play, alone, tmp_path):
+    """Bit for bit, where the first step of some is tried. From policy to policy: below."""
+    path = str(tmp_path / "half.ckpt")
     unbroken = play(trained, policy, world, save=path)
     equals(unbroken, alone)
-    equals(Play(play.ranks)(trained, "ddp", 2, resume=path), alone)
-    if world != 4:
-        for one, other in zip(play(trained, policy, world, resume=path), unbroken, strict=True):
-            assert distance(one, other) == 0
-        equals(play(trained, policy, world, resume=ddps, check=policy in OFTEN), alone)
-
-
-@pytest.fixture(scope="module")
-def ddps(ranks, tmp_path_factory) -> str:
-    """The checkpoint of ddp on two ranks at half of its steps."""
-    path = str(tmp_path_factory.mktemp("contract") / "half.ckpt")
-    Play(ranks)(trained, "ddp", 2, save=path)
-    return path
-
-
-@pytest.mark.parametrize(("policy", "world"), rarely("dp"))  # test_dp.py
-def test_it_trains_as_one_device_and_goes_on_from_its_own_checkpoint_and_ddps(
-    policy, world, play, alone, ddps, tmp_path
-):
-    check_training(play, policy, world, alone, ddps, str(tmp_path / "half.ckpt"))
+    for one, other in zip(play(trained, policy, world, resume=path, check=policy in OFTEN), unbroken, strict=True):
+        assert distance(one, other) == 0
 
 
 MORE = {  # and the ranks that each is tried on
@@ -206,7 +186,7 @@ def needing(policies: Iterable[Any]) -> list[Any]:
     return [pytest.param(each, marks=[deepspeed] * ("deepspeed" in str(each)), id=str(each)) for each in policies]
 
 
-@pytest.mark.parametrize("policy", often(needing(MORE), [*MIXES[1:], "zero3+offload"]))
+@pytest.mark.parametrize("policy", often(needing(MORE), [MIXES[1], "zero3+offload"]))
 def test_mixes_and_options_train_as_one_device(policy, play, alone):
     equals(play(trained, policy, MORE[policy]), alone)
 
@@ -214,7 +194,7 @@ def test_mixes_and_options_train_as_one_device(policy, play, alone):
 @pytest.mark.parametrize(
     "policies",
     [
-        pytest.param(("zero1", "fsdp", "single", "zero3", "zero2", "generator=zero3,*=zero1"), marks=SLOW),
+        ("zero1", "fsdp", "single", "zero3", "zero2", "generator=zero3,*=zero1"),
         *needing([("deepspeed1", "zero3", "deepspeed2", "single", "deepspeed3", "ddp")]),
     ],
 )
@@ -332,8 +312,6 @@ def check_refusals(play: Play, policy: str, world: int) -> None:
             assert f"type --strategy discriminator=zero1,*={policy}" in message
         else:
             assert message is None
-    if promise(policy).cut:  # and what it says to type works
-        assert set(play(refusal, f"discriminator=zero1,*={policy}", world)) == {None}
 
 
 @pytest.mark.parametrize(("policy", "world"), ON_TWO)
@@ -349,11 +327,6 @@ def test_the_control_that_trains_otherwise_does_not_pass(ranks, alone):
     with pytest.raises(AssertionError):
         equals(found, alone)
     assert distance(found[0], alone) > BROKEN
-
-
-def test_the_control_that_forgets_in_a_checkpoint_does_not_pass(play, alone, ddps, tmp_path):
-    damaged = without_optimizers(ddps, tmp_path / "damaged.ckpt")
-    assert distance(play(trained, "zero2", 2, resume=damaged)[0], alone) > BROKEN
 
 
 @pytest.mark.parametrize(("name", "other"), [pytest.param("zero3", "zero2", marks=SLOW), ("zero2", "ddp")])

@@ -1,6 +1,5 @@
 """fsdp: FSDP2 stores and gathers blocks. tests/scenes/policies.py has that it trains as one device does."""
 
-import copy
 from functools import partial
 from typing import ClassVar
 from unittest import mock
@@ -142,21 +141,3 @@ def test_a_block_that_is_computed_again_keeps_all_of_its_units(ranks):
 
 
 # ---- the author's network ----
-
-
-def marks(network):
-    return [(type(module).__name__, sorted(vars(module))) for module in network.modules()]
-
-
-def conduct(strategy, game):
-    """In training: whether a copy is right, also beside a view, after which torch cannot resize the memory; marks."""
-    with strategy.gathered():
-        copied, numbers = copy.deepcopy(game.judge), game.judge.stem.weight.detach().numpy()
-        same = bool((copied.stem.weight.detach().numpy() == numbers).all())
-    return same, marks(game.judge)
-
-
-@pytest.mark.slow
-def test_modules_stay_what_they_are_in_training(ranks):
-    """What they are afterwards: test_conduct.py."""
-    assert ranks(2).run(looked, conduct, Odd, "fsdp", 2) == [(True, marks(Odd().judge))] * 2

@@ -44,7 +44,6 @@ from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests.support import narrow_vgg
 from tests.support.parity import BATCH, often, parts, trainer
-from tests.support.watch import moved, sizes_of
 
 LABELS, SIZE = 4, 16
 
@@ -240,26 +239,6 @@ def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.T
 # ---- what ranks move, and score ----
 
 
-# The discriminator's minibatch deviation gathers its features once in forward, and their gradients in backward. The
-# average of styles asks for a mean of 8 numbers. A penalty leaves gradients of some biases at exactly zero, so each
-# weight of the player costs a byte. For path lengths their mean is asked too, and its gradient.
-FEATURES, STYLES = [16, 8192, 8192], [64]
-ASKED = {
-    ("generator", "generator"): [*STYLES, *FEATURES],
-    ("path", "generator"): [42, *STYLES, 8, 8],
-    ("discriminator", "discriminator"): [*STYLES, *FEATURES, *FEATURES],
-    ("r1", "discriminator"): [18, *FEATURES, 8192, 8192],
-}
-
-
-@pytest.mark.slow
-def test_a_phase_moves_its_learners_gradients_and_what_its_loss_asks_once(ranks):
-    found, sizes = ranks(2).run(moved, stylegan, "ddp", 2, 5, pictures)[0], sizes_of(stylegan)
-    last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
-    for (phase, learner), asked in ASKED.items():
-        assert sorted(last[phase]) == sorted(("allreduce_", size) for size in [sizes[learner], *asked])
-
-
 def _score(game, world: int) -> float:
     """The validation score of an untrained game on two batches."""
     made = trainer(PhaseStrategy("ddp"), world, 1)
@@ -383,19 +362,7 @@ def test_the_losses_are_the_published_ones():
     assert game.judge(batch)["hinge"].item() == pytest.approx(judged, rel=1e-5)
 
 
-@pytest.mark.parametrize("game", [sean, spade])
-def test_the_published_settings_are_the_defaults(game):
-    made = game()
-    other = type(made)(*([made.encoder] if game is sean else []), made.generator, made.discriminator)
-    assert (other.matching, other.perceptual, other.pixels, other.fake_once) == (10.0, 10.0, 0.0, False)
-    optimizers = {player.name: player.optimizer.keywords for player in other.configure_players()}
-    rates = {name: keywords["lr"] for name, keywords in optimizers.items()}
-    assert rates == {name: 1e-4 for name in other.painters} | {"discriminator": 4e-4}
-    assert all(keywords["betas"] == (0.0, 0.9) for keywords in optimizers.values())
-    assert [phase.name for phase in other.configure_phases()] == ["generator", "discriminator"]
-
-
-@pytest.mark.parametrize(("game", "forwards"), [(sean, 2), (sean_once, 1), (spade, 2)])
+@pytest.mark.parametrize(("game", "forwards"), [(sean, 2), (sean_once, 1)])
 def test_the_discriminator_gets_a_fresh_fake_or_the_generators_own(game, forwards, monkeypatch):
     made, painted, judged = game(), [], []
     forward, compare = made.generator.forward, made.compare

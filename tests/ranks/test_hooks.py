@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from lightning import Callback, LightningModule
+from lightning import Callback
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     EMAWeightAveraging,
@@ -27,7 +27,7 @@ from strategies.hooks import INSTEAD, NO_HOOKS
 from strategies.sharding.resharded_parameter import resharded
 from tests.support.doubled import doubled
 from tests.support.hard_games import Micro2, Plain
-from tests.support.parity import BROKEN, distance, often, parts, refused, train, trainer, weights
+from tests.support.parity import often, parts, refused, train, trainer
 
 ORDER = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
 
@@ -213,25 +213,6 @@ def test_methods_that_would_not_train_as_meant_are_refused(own, words):
 def test_it_is_refused_on_all_ranks(ranks):
     for said in ranks(2).run(refused, ByHand, policy="zero3", world=2, steps=1):
         assert said is not None and "ByHand calls self.optimizers()" in said
-
-
-def unrefused():
-    """The control: as if Lightning's methods were still there. Beside it, the phases are played."""
-
-    class Game(ByHand):
-        optimizers, manual_backward = LightningModule.optimizers, LightningModule.manual_backward
-
-        def training_step(self, batch):
-            super(ByHand, self).training_step(batch)
-            super().training_step(batch)
-
-    return train(Game, world=2, steps=3)
-
-
-@pytest.mark.promise("Lightning's manual optimization")
-def test_the_control_where_it_is_not_refused_is_not_synchronised(ranks):
-    one, other = ranks(2).run(unrefused)
-    assert distance(weights(one), weights(other)) > BROKEN
 
 
 def compiled():

@@ -14,7 +14,6 @@ from gan import Player
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import PhaseStrategy
-from strategies.policies.pipeline import Pipeline
 from tests.support.counted import Counted, forget, held
 from tests.support.duel import fit
 from tests.support.hard_games import Plain
@@ -59,7 +58,7 @@ def resumed(policy: str, world: int, path: str) -> dict[str, Any]:
         return fit(lambda: game, policy, world, 4, resume=path, sync_batchnorm=True)
 
 
-@pytest.mark.parametrize(("policy", "world"), often([("zero3", 2), ("fsdp", 2), ("single", 1)]))
+@pytest.mark.parametrize(("policy", "world"), often([("zero3", 2), ("fsdp", 2), ("single", 1)], ["zero3"]))
 def test_a_checkpoint_resumes_and_its_weights_are_not_made_before(policy, world, ranks, tmp_path):
     path = str(tmp_path / "half.ckpt")
     fit(OnMeta, "single", 1, 2, path)
@@ -112,12 +111,6 @@ class DeepLearner(Deep):
         return self.teacher(batch["x"]).square().mean()
 
 
-class RealDeep(Deep):
-    """The control: the constructor makes the networks whole."""
-
-    device_of_networks = "cpu"
-
-
 def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
     """The most bytes of tensors while a game is made and set up, and those that training keeps between steps."""
     counted, strategy, kept = Counted(), PhaseStrategy(policy, check=False), []
@@ -151,25 +144,6 @@ def test_set_up_needs_no_more_than_a_tenth_above_what_training_holds(game, polic
         assert most < bound(game, kept)
 
 
-@pytest.mark.slow
-def test_the_control_that_makes_networks_whole_needs_more(ranks):
-    for most, kept in ranks(2).run(in_small_buckets, peak, RealDeep, "zero3", 2):
-        assert most > 1.5 * bound(RealDeep, kept)
-
-
-def begun_whole(game: Any) -> tuple[int, int]:
-    """The control: set-up makes all stages on each rank, and then each keeps its own."""
-    with mock.patch.object(Pipeline, "begins_sharded", False):
-        return in_small_buckets(peak, game, "pipeline", 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("game", [Deep, DeepLearner])
-def test_the_control_of_a_pipeline_that_begins_whole_needs_more(game, ranks):
-    for most, kept in ranks(4).run(begun_whole, game):
-        assert most > 1.5 * bound(game, kept)
-
-
 def in_small_buckets(function: Any, *args: Any) -> Any:
     return in_buckets(WIDTH * WIDTH * 8, function, *args)
 
@@ -194,11 +168,13 @@ def left(how: str, policy: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("how", "policy"),
-    [
-        *(("ended", policy) for policy in ("zero3", "fsdp")),
-        *(("interrupted", policy) for policy in ("zero3", "fsdp", "generator=pipeline,*=ddp")),
-    ],
+    ("policy", "how"),
+    often(
+        [
+            *((policy, how) for policy in ("zero3", "fsdp") for how in ("ended", "interrupted")),
+            ("generator=pipeline,*=ddp", "interrupted"),
+        ]
+    ),
 )
 def test_what_stays_sharded_is_not_made_anew_nor_trained_on(policy, how, ranks):
     for told in ranks(2).run(left, how, policy):

@@ -20,7 +20,7 @@ from strategies.placing import server
 from strategies.placing.server import Answers, Server
 from strategies.processes import call_on_ranks
 from strategies.processes.stopping import Stopped
-from tests.support.parity import BROKEN, EXACT, Whole, equals, snapshot, trainer
+from tests.support.parity import EXACT, Whole, equals, snapshot, trainer
 from tests.support.placed_games import AsAWhole, Distil, Teacher, write
 from tests.support.worlds import apart
 
@@ -101,27 +101,13 @@ def test_it_is_what_one_device_does(folder, game, policy, training, total):
     equals([learned(each) for each in placed(policy, training, total, partial(game, folder))], learned(one))
 
 
-def without_gradients(*_: Any) -> None:
-    plain = Answers.back
-    Answers.back = lambda self, *args: [None if g is None else g * 0 for g in plain(self, *args)]
-
-
-@pytest.mark.slow
-def test_the_control_differs(folder):
-    one = fit(partial(Distil, folder), "single")
-    found = placed("teacher=ddp@1,*=ddp@0", 1, 2, partial(Distil, folder), around=without_gradients)
-    with pytest.raises(AssertionError):
-        equals([learned(found[0])], learned(one))
-    assert max((found[0][name] - one[name]).abs().max() for name in found[0]) > BROKEN
-
-
 def holds_nothing(made: Any, module: Distil) -> None:
     """Look at memory in the midst of the training."""
 
     def look(*_: Any) -> None:
         parameters = list(module.teacher.parameters())
         assert all(each.untyped_storage().nbytes() <= 8 for each in parameters), "the teacher has memory here"
-        with pytest.raises(UserError, match="the weights of player 'teacher' are on ranks 2-3"):
+        with pytest.raises(UserError, match="the weights of player 'teacher' are on ranks 1-2"):
             module.teacher.start.weight.sum()
 
     module.on_train_batch_end = look
@@ -131,7 +117,7 @@ def test_checkpoints_travel(folder, tmp_path):
     """From ranks that are served to others and to one device. Ranks that train hold nothing of the teacher."""
     game, half = partial(Distil, folder), str(tmp_path / "half.ckpt")
     one = fit(game, "single")
-    placed("teacher=zero3@2-3,eye=ddp@2-3,*=ddp", 2, 4, game, steps=HALF, save=half, around=holds_nothing)
+    placed("teacher=zero3@1-2,eye=ddp@1-2,*=ddp", 1, 3, game, steps=HALF, save=half, around=holds_nothing)
     assert not any("teacher.blocks" in name for name in os.listdir(half)), "the teacher's weights are in its file"
     for found in (fit(game, "single", resume=half), *placed("teacher=zero3@2,*=zero3", 2, 3, game, resume=half)[:1]):
         names = learned(one).keys() - {"score"}

@@ -22,7 +22,7 @@ from tests.scenes.losses import Contrast, ContrastInTwo
 from tests.support.composite import Composite
 from tests.support.doubled import doubled
 from tests.support.hard_games import BatchNormPenalty, Micro4, Plain
-from tests.support.parity import BROKEN, distance, equals, train, vectors
+from tests.support.parity import equals, train, vectors
 from tests.support.placed_games import Distil, write
 from tests.support.rehearsal import ordered
 from tests.support.rehearsal.threads import device_threads
@@ -70,13 +70,13 @@ class Norm(nn.BatchNorm1d):
 
 STAGES = "encoder=ddp,discriminator=ddp,*=pipeline"
 ROWS: list[tuple[Any, str]] = [
-    *((Composite, policy) for policy in ("zero3+recompute", "fsdp")),
+    (Composite, "zero3+recompute"),
     (ContrastInTwo, "zero3"),
     (Checkpointed, "ddp"),
     (Staged, f"{STAGES}+chunks:2+schedule:interleaved+recompute"),
 ]
 RARELY: list[tuple[Any, str]] = [
-    *((Composite, policy) for policy in ("ddp", "zero1", "zero2", "zero3+offload", "deepspeed2")),
+    *((Composite, policy) for policy in ("ddp", "zero1", "zero2", "fsdp", "zero3+offload", "deepspeed2")),
     (Contrast, "ddp+recompute"),
     (BatchNormPenalty, "zero3+recompute"),
     (Forgetful, "ddp"),
@@ -139,10 +139,6 @@ def test_so_do_ranks_that_serve_and_are_served(tmp_path):
     expected = fit(partial(Distil, str(tmp_path)), "single", steps=STEPS)
     found, *_ = apart(partial(served, str(tmp_path)), 3)
     equals([learned(found)], learned(expected))
-
-
-def test_the_control_without_synchronisation_differs(world, alone):
-    assert distance(world.run(rehearsed, Composite, "deaf", check=False)[0], alone(Composite)) > BROKEN
 
 
 # ---- the rehearsal itself ----

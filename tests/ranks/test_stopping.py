@@ -19,13 +19,6 @@ from tests.support.parity import parts, trainer
 # ---- in every order of events ----
 
 
-class Rushed(Ending):
-    """Ends at once where it finds that somebody was told to."""
-
-    def _written(self, store):
-        return super()._written(store) or store.check(["end"])
-
-
 class Seldom(Ending):
     """Asks only after every first, second or third step, from its third on."""
 
@@ -34,15 +27,6 @@ class Seldom(Ending):
     def _measure(self, store):
         with mock.patch("time.monotonic", side_effect=lambda: random.uniform(0, 0.3)):
             super()._measure(store)
-
-
-class Alone(Seldom):
-    """Asks as often as its own steps allow."""
-
-    def _measure(self, store):
-        super()._measure(store)
-        if self._looks == self.MEASURED.stop:
-            self.stride = random.randint(1, 3)
 
 
 def endings_of(kind, count):
@@ -87,12 +71,6 @@ def test_all_end_after_the_same_phase_in_whatever_order_they_are_told(kind):
         assert ended is not None and len(set(ended.values())) == 1
         seen |= set(ended.values())
     assert 1 not in seen and len(seen) > 2 and max(seen) < 12  # not before the phase after it was told
-
-
-@pytest.mark.parametrize("kind", [Rushed, Alone])
-def test_a_control_leaves_ranks_waiting_or_ends_them_apart(kind):
-    ended = (ends(kind, random.Random(seed)) for seed in range(500))
-    assert any(each is None or len(set(each.values())) > 1 for each in ended)
 
 
 def strides(pauses):

@@ -12,7 +12,6 @@ import gan
 from gan import noise
 from gan.app.sampling import drawings
 from gan.files.errors import UserError
-from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan
 from nets import stylegan_layers
 from nets.ada import Ada
@@ -22,7 +21,7 @@ from nets.stylegan import StyleGenerator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, style_networks, stylegan, stylegan_ada
 from tests.support.duel import fit
-from tests.support.parity import distance, on, parts, trainer
+from tests.support.parity import parts, trainer
 from tests.support.saved import read_checkpoint
 
 played = partial(fit, policy="ddp", batches=pictures, check=True)
@@ -84,23 +83,6 @@ def test_frozen_layers_do_not_learn():
     assert still == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
 
 
-def save_and_go_on(path: str, world: int) -> dict:
-    """Stop after three steps, between two looks at the augmentation, and go on for another one, from the file."""
-    ada_trained(world, 3, save=path)
-    return ada_trained(world, 4, resume=path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path):
-    path = str(tmp_path / "three.ckpt")
-    resumed = on(ranks, world)(save_and_go_on, path, world)
-    saved = read_checkpoint(path)["state_dict"]
-    assert saved["scored"][1] > 0
-    assert 0 < saved["path_mean"] < unbroken["weight path_mean"]
-    assert max(distance(unbroken, state) for state in resumed) <= (0 if world == 1 else 1e-10)
-
-
 # ---- adaptive augmentation ----
 
 
@@ -131,18 +113,6 @@ def test_the_probability_follows_the_scores_of_all_ranks(ranks, unbroken):
     assert 0 < unbroken["weight ada.p"] < 1
     for found in ranks(2).run(ada_trained, 2, check=False):
         assert found["weight ada.p"] == unbroken["weight ada.p"]
-
-
-def own_signs() -> float:
-    """The control: each rank counts the signs of its own scores."""
-    with mock.patch.object(stylegan_game.ranks, "sum", lambda values: values):
-        return ada_trained(2, check=False)["weight ada.p"].item()
-
-
-@pytest.mark.promise("statistics kept by hand")
-@pytest.mark.slow
-def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks, unbroken):
-    assert unbroken["weight ada.p"].item() not in ranks(2).run(own_signs)
 
 
 # ---- files that ranks draw together ----

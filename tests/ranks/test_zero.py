@@ -19,7 +19,6 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies.fsdp import FsdpBucket
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
-from strategies.sharding.resharded_parameter import ReshardedParameter
 from strategies.sharding.unshard_on_read import KEPT
 from tests.ranks import test_contract as contract
 from tests.support.hard_games import Plain
@@ -262,7 +261,7 @@ def read_after_a_failure(policy):
     return reads.started
 
 
-@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+@pytest.mark.parametrize("policy", often(["zero3", "fsdp"]))
 def test_after_a_failure_reading_waits_for_nobody(policy, ranks):
     assert ranks(2).run(read_after_a_failure, policy) == [0, 0]
 
@@ -334,26 +333,13 @@ def read_between_phases(policy, folder):
 
 
 @pytest.mark.promise("weights read outside of `gathered()`", "the training of one device, or a refusal by name")
-@pytest.mark.parametrize(("policy", "refusals"), [("zero3", 4), ("fsdp", 4), ("zero2", 0)])
+@pytest.mark.parametrize(("policy", "refusals"), often([("zero3", 4), ("fsdp", 4), ("zero2", 0)]))
 def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ranks, tmp_path):
     """They were not-a-numbers before, also on the disk. Inside gathered() they are the weights."""
     for said, difference in ranks(2).run(read_between_phases, policy, tmp_path):
         assert len(said) == refusals
         assert all("read weights inside `with trainer.strategy.gathered():`" in each for each in said)
         assert difference == 0
-
-
-def read_unseen(folder):
-    with mock.patch.object(ReshardedParameter, "__torch_function__", torch._C._disabled_torch_function_impl):
-        said, _ = read_between_phases("zero3", folder)
-    return said, torch.load(folder / f"{dist.get_rank()}.pt", weights_only=True)
-
-
-@pytest.mark.promise("weights read outside of `gathered()`")
-def test_the_control_that_does_not_see_the_read_saves_what_is_no_number(ranks, tmp_path):
-    for said, saved in ranks(2).run(read_unseen, tmp_path):
-        assert not said
-        assert all(weight.isnan().all() for weight in saved)
 
 
 # ---- after training ----
@@ -378,5 +364,4 @@ def averages_after(policy):
 
 def test_averages_are_read_before_training_ends_or_refused(ranks):
     assert ranks(2).run(averages_after, "ddp") == [0, 0]
-    for policy in ("zero1", "zero3"):
-        assert "training has ended; use averaged() in on_train_end" in ranks(2).run(averages_after, policy)[0]
+    assert "training has ended; use averaged() in on_train_end" in ranks(2).run(averages_after, "zero3")[0]

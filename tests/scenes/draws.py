@@ -74,15 +74,9 @@ class Recurrent(Draws):
 class SideBySide(Plain):
     """The heads of a sample lie side by side."""
 
-    micro_batches = 1
-
     def __init__(self):
         super().__init__()
         self.generator = nn.MultiheadAttention(6, 2, 0.4)
-
-    def configure_phases(self):
-        yield Phase("discriminator", self.judge, "discriminator", micro_batches=self.micro_batches)
-        yield Phase("generator", self.fool, "generator", micro_batches=self.micro_batches)
 
     def fake(self, real):
         return self.generator(*[torch.stack([real, real.roll(1, 1)])] * 3)[0][0]
@@ -322,7 +316,6 @@ BY_TRIAL = {
     "policies": {"ddp": 2},
     "checked": ("ddp",),
     "steps": 3,
-    "mutants": (Mutant("without a trial", "ddp", slow=True),),
 }
 PROMISE = ("torch's own noise or dropout in a loss",)
 ALONE = "would not train as one device does"
@@ -337,7 +330,6 @@ DRAWS = {
             Refused(BothWays, "ddp", (ALONE, "or all side by side")),
             Refused(PacksInParts, "single", "has micro-batches, and draws [1, 4] (normal_). In micro-batches a draw"),
             *(Refused(InALoop, each, "draws [4] (normal_) for each sample, in a loop") for each in ("single", "ddp")),
-            Refused(having(SideBySide, micro_batches=2), "ddp", (ALONE, "In micro-batches"), slow=True),
         ),
     ),
     "draws in micro-batches": Scene(
@@ -358,7 +350,7 @@ DRAWS = {
     "draws that may be of samples": Scene(Ambiguous, **BY_TRIAL),
     "samples in the second dimension": Scene(Recurrent, **BY_TRIAL),
     "samples in the second dimension, in micro-batches": Scene(
-        having(OF_TORCH, micro_batches=2), alone=OF_TORCH, policies={"single": 1, "ddp": 2}, often=("single", "ddp"),
+        having(OF_TORCH, micro_batches=2), alone=OF_TORCH, policies={"single": 1, "ddp": 2}, often=("single",),
         checked=("single", "ddp"), steps=3, mutants=(Mutant("without a trial", "single"),),
     ),
     "samples side by side": Scene(SideBySide, **BY_TRIAL),
@@ -366,8 +358,7 @@ DRAWS = {
     "side_by_side_in_one_phase": Scene(SideBySideInOne, policies={"ddp": 2}, checked=("ddp",), steps=3),
     "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),
     "lazy_draws": Scene(
-        Lazily, policies={"ddp": 2}, checked=("ddp",), steps=10, saved=("ddp",),
-        mutants=(Mutant("without a trial", "ddp", slow=True),),
+        Lazily, policies={"ddp": 2}, checked=("ddp",), steps=10, saved=("ddp",)
     ),
     "varying_draws": Scene(
         Frames, **{**BY_TRIAL, "steps": 10, "mutants": (Mutant("without a trial", "ddp"),)},
@@ -375,13 +366,12 @@ DRAWS = {
     ),
     "seeded_by_hand": Scene(
         Seeded, alone=SeededByGenerator, policies={"single": 1, "ddp": 2, "zero3+recompute": 2},
-        often=("single", "ddp"), checked=("ddp",),
+        often=("single",), checked=("ddp",),
         mutants=(Mutant("unseeded", game=having(Seeded, seed=staticmethod(nothing))),),
     ),
     "draws_by_NumPy_and_Python": Scene(
         Unlike, policies={"ddp": 2}, checked=("ddp",), steps=3,
         mutants=(
-            Mutant("by torch's generator", "ddp", BY_TORCH),
             Mutant("each rank its own", "ddp", replaced={"strategies.training.incoming.Incoming._same_dice": nothing}),
         ),
     ),

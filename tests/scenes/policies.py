@@ -11,11 +11,10 @@ from torch import nn
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from strategies.sharding.bucket import PendingReduction
 from strategies.world import Groups
 from tests.support.composite import Composite
 from tests.support.hard_games import Plain, mlp
-from tests.support.scene import DEAF, ENGINES, POLICIES, Mutant, Refused, Scene, having, made_of, nothing
+from tests.support.scene import ENGINES, POLICIES, Mutant, Refused, Scene, having, made_of
 
 WIDTH = 8
 
@@ -195,18 +194,6 @@ class OneGroup(Groups):
         return super().shared("everybody")
 
 
-class Local(PendingReduction):
-    """In place of a reduce-scatter: each rank's own gradients make its share."""
-
-    def __init__(self, bucket, flat):
-        self.bucket, self.flat, self.shard = bucket, None, flat[bucket.first : bucket.first + bucket.length]
-
-
-BUCKETS, BUCKET = "strategies.sharding.storage.Buckets", "strategies.sharding.bucket"
-UNREDUCED = {f"{BUCKET}.PendingReduction": Local}
-STALE = {f"{BUCKETS}.{name}": nothing for name in ("shards_changed", "reshard")} | {f"{BUCKET}.Bucket.reshard": nothing}
-
-
 class Renamed(nn.Linear):
     """Has its weight under another name in files, and asks for it when it loads, and for the file's version."""
 
@@ -247,14 +234,13 @@ def read_otherwise(game: Any) -> tuple[Refused, ...]:
     said = "phase 'judge' read weights in another order on another rank"
     return tuple(
         Refused(
-            game, policy, (said, f"type {policy}+whole, which gathers a player once a phase"), check=False,
-            slow=(game, policy) in ((Chosen, "fsdp"), (FEWER, "zero3")),
+            game, policy, (said, "+whole, which gathers a player once a phase"), check=False,
         )
         for policy in ("zero3", "fsdp")
     )  # fmt: skip
 
 
-DDP, FEWER = {"ddp": 2}, having(Chosen, orders=((1, 2, 3), (1, 3)))
+FEWER = having(Chosen, orders=((1, 2, 3), (1, 3)))
 FSDP = dict(policies={"fsdp": 2}, often=("fsdp",))
 BLOCKS = {"fsdp": 2, **dict.fromkeys(["fsdp+whole", "fsdp+offload", "fsdp+recompute"], 2), "fsdp+hybrid:2": 4}
 BLOCKS |= dict.fromkeys(["maker=fsdp,*=zero3", "judge=fsdp+whole,*=ddp"], 2)
@@ -263,7 +249,7 @@ PIECES = dict.fromkeys(["zero1", "zero2", "zero3+whole", "critic=zero3+whole,*=z
 POLICY_GAMES = {
     # `make matrix` has these under every policy.
     "a plain game": Scene(
-        Plain, policies=DDP, mutants=(DEAF,),
+        Plain, policies={}, mutants=(),
         refused=(
             Refused(
                 Plain, "zero2+hybrid:3",
@@ -292,26 +278,16 @@ POLICY_GAMES = {
         policies={**POLICIES, **ENGINES, "dp": 2, "pipeline": 2}, often=("zero3",),
     ),
     "two that learn together": Scene(
-        Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp", "zero2"),
-        mutants=tuple(
-            Mutant(
-                f"one group, {policy}", policy, slow=policy != "ddp",
-                replaced={"strategies.training.ranks_strategy.Groups": OneGroup},
-            )
-            for policy in ("ddp", "zero1", "zero2")
-        ),
+        Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp",),
+        mutants=(Mutant("one group", "ddp", replaced={"strategies.training.ranks_strategy.Groups": OneGroup}),),
     ),
     # Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again.
     "in_buckets": Scene(
-        Composite, policies=PIECES, four=tuple(PIECES), often=("zero2", "zero3+whole"), bucket=100,
+        Composite, policies=PIECES, four=tuple(PIECES), often=("zero2",), bucket=100,
         refused=(*read_otherwise(Chosen), *read_otherwise(FEWER)),
     ),
     "blocks": Scene(
         Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=3,
-        mutants=(
-            Mutant("stale weights", "fsdp", replaced=STALE, slow=True),
-            Mutant("nothing is reduced", "fsdp", replaced=UNREDUCED, slow=True),
-        ),
     ),
     "blocks of a follower": Scene(Led, **FSDP),
     "a list of networks": Scene(

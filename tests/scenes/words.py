@@ -606,7 +606,7 @@ def words(game: Any, *names: str) -> tuple[Mutant, ...]:
 
 WORDS = {
     "freeze": freezing(
-        Freezing, ("single", "zero3"), Mutant("a turn undoes it", replaced=UNDONE),
+        Freezing, ("zero3",), Mutant("a turn undoes it", replaced=UNDONE),
         refused=(
             Refused(
                 having(Duel, of_judge={"freeze": lambda step: ["trnk"] if step == 3 else []}), "single",
@@ -619,7 +619,7 @@ WORDS = {
         ),
     ),
     "frozen_by_the_author": freezing(
-        ByAuthor, ("single", "ddp"), Mutant("a turn undoes it", "ddp", replaced=UNDONE),
+        ByAuthor, ("ddp",), Mutant("a turn undoes it", "ddp", replaced=UNDONE),
         refused=tuple(
             Refused(game, policy, f"player 'judge': weight 'trunk.0.weight' requires a gradient at step {step}")
             for game, policy, step in ((Thawing, "single", 2), (ThawingInTheLoss, "ddp", 0))
@@ -629,21 +629,20 @@ WORDS = {
         InTheLoss, ("zero3",), Mutant("nothing is frozen", game=having(Duel, of_judge={"clip": 0.05})), checked=("ddp",)
     ),
     "after": Scene(
-        After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, often=("single", "zero3"), bucket=SMALL,
+        After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, often=("zero3",), bucket=SMALL,
         checked=("ddp",), saved=("zero3",), arrives=(("zero3", 2),), travels_often=False,
         mutants=(
             Mutant("without it", game=type("Unchanged", (After,), {"of_judge": {"ema": 0.7}, "of_generator": {}})),
             Mutant("shards do not take it", "zero3", replaced={f"{BUCKET}.keep_writes": nothing}),
-            Mutant("copies do not take it", "zero1+offload", replaced={f"{BUCKET}.keep_writes": nothing}, slow=True),
         ),
     ),
     "ema_buffers": Scene(
-        Normed, NormedByHand().run, policies=DUEL, often=("single", "zero3"), bucket=SMALL, checked=("ddp",),
+        Normed, NormedByHand().run, policies=DUEL, often=("zero3",), bucket=SMALL, checked=("ddp",),
         mutants=(Mutant("buffers are copied", game=Copied),),
         saved=("zero3",), arrives=(("ddp", 2), ("ddp", 4)),
     ),
     "ema_per and schedule_per": Scene(
-        Counting, CountingByHand().run, policies=DUEL, often=("single", "zero3"), bucket=SMALL, steps=6,
+        Counting, CountingByHand().run, policies=DUEL, often=("zero3",), bucket=SMALL, steps=6,
         settings=EPOCHS, **RESUMED, forgets=forget_counts,
         mutants=(
             Mutant("a fixed decay", game=changed("of_judge", ema=0.8)),
@@ -655,18 +654,18 @@ WORDS = {
     ),
     "follows": Scene(
         Following, FollowingByHand().run, bucket=SMALL, steps=6, checked=("ddp",), **RESUMED,
-        often=("single", "zero3"), policies={**DUEL, **OFFLOADED, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2},
+        often=("zero3",), policies={**DUEL, **OFFLOADED, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2},
         mutants=(Mutant("it stays as it was", replaced={f"{FOLLOWER}.update": nothing}),),
         refused=(
             Refused(Following, "teacher=ddp,*=single", "'teacher' follows 'judge', so it has the same policy; leave"),
         ),
     ),
     "start, until, every, when": Scene(
-        InTurn, TurnsByHand().run, often=("single", "ddp"), bucket=SMALL, steps=8, checked=("zero3",),
+        InTurn, TurnsByHand().run, often=("ddp",), bucket=SMALL, steps=8, checked=("zero3",),
         mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),),
     ),
     "update": Scene(
-        Choosing, ChoosingByHand().run, often=("single", "zero3"), bucket=SMALL, checked=("ddp",),
+        Choosing, ChoosingByHand().run, often=("zero3",), bucket=SMALL, checked=("ddp",),
         policies={**DUEL, **OFFLOADED}, saved=("zero3",),
         mutants=(
             Mutant("all updates are taken", game=having(Choosing, bound=0.0)),
@@ -677,12 +676,12 @@ WORDS = {
     "draws outside of losses": Scene(Shaken, policies={"ddp": 2}),
     "draws in hooks": Scene(having(Shaken, optimizer=adam), policies={"zero3": 2}, often=()),
     "several words of phases": Scene(
-        Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, often=("zero3",), steps=10, **RESUMED,
+        Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, often=(), steps=10, **RESUMED,
         forgets=forget_turns, travels_often=False,
         mutants=words(Turns, "start", "until", "every", "when", "freeze", "after", "clip"),
     ),
     "several words of players": Scene(
-        Followed, policies={"ddp": 2}, checked=("ddp",), steps=6,
+        Followed, policies={"ddp": 2}, often=(), checked=("ddp",), steps=6,
         settings={"limit_train_batches": Followed.epoch},
         mutants=words(Followed, "ema_per", "schedule_per"),
     ),

@@ -540,10 +540,10 @@ def as_they_are(*_: Any) -> Any:
     return nullcontext()
 
 
-def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
+def by_norms(game: Any, often: str, *more: Mutant, **policies: int) -> Scene:
     """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
     return Scene(
-        game, bucket=200, promises=HOOKS, often=("zero3",),
+        game, bucket=200, promises=HOOKS, often=(often,),
         policies={**OURS, **ENGINES, "zero2+offload": 2, "zero3+whole": 2, "fsdp+offload": 2, **policies},
         mutants=(
             Mutant("nothing is clipped", game=having(ClipsByNorm, bound=1e9)), Mutant("a norm of parts", game=OwnNorms),
@@ -555,21 +555,19 @@ def by_norms(game: Any, *more: Mutant, **policies: int) -> Scene:
 PIECES = Mutant("pieces are clipped", "zero3", replaced={"strategies.hooks.whole_gradients": as_they_are})
 
 
-def kept(*policies: str, name: str = "keep_writes", slow: bool = True) -> tuple[Mutant, ...]:
-    """`make test` plays one of each name."""
-    return tuple(
-        Mutant(f"no {name}, {policy}", policy, replaced={f"{BUCKET}.{name}": nothing}, slow=slow) for policy in policies
-    )
+def kept(policy: str, name: str = "keep_writes") -> tuple[Mutant, ...]:
+    return (Mutant(f"no {name}, {policy}", policy, replaced={f"{BUCKET}.{name}": nothing}),)
 
 
-def clipped(way: str, gathered: bool, groups: bool = False, **policies: int) -> Scene:
+def clipped(way: str, gathered: bool, groups: bool, often: str = "", **policies: int) -> Scene:
     return Scene(
         Plain, clipped_by_hand, policies=policies, callbacks=clips(way=way, gathered=gathered, groups=groups),
-        mutants=(Mutant("nothing is clipped", callbacks=list),), promises=BY_CALLBACK,
+        mutants=(Mutant("nothing is clipped", callbacks=list, slow=not often),), often=(often,), promises=BY_CALLBACK,
     )  # fmt: skip
 
 
-THREE = ("ddp", "zero3", "fsdp")
+THREE = ("zero3", "ddp", "fsdp")
+UNGATHERED = {"ddp": 2, "zero1": 2, "zero2": 2, "zero2+offload": 2, "deepspeed2": 2}
 
 
 def unkept(what: Any, words: Any, *policies: str) -> tuple[Refused, ...]:
@@ -580,66 +578,52 @@ def unkept(what: Any, words: Any, *policies: str) -> tuple[Refused, ...]:
 
 WRITTEN = {
     "a hook changes gradients": Scene(
-        Shrinks, policies={**OURS, "zero2+offload": 2}, often=("zero3",), promises=HOOKS,
+        Shrinks, policies={**OURS, "zero2+offload": 2}, often=(), promises=HOOKS,
         mutants=(Mutant("it does nothing", game=having(Shrinks, on_before_optimizer_step=nothing)),),
     ),
-    "a hook clips": by_norms(ClipsByNorm, PIECES, **{"zero2+hybrid:2": 4, "zero3+hybrid:2": 4}),
+    "a hook clips": by_norms(ClipsByNorm, "zero3", PIECES, **{"zero2+hybrid:2": 4, "zero3+hybrid:2": 4}),
     "a hook clips all networks": by_norms(  # those that do not learn have no gradients
-        having(ClipsByNorm, weights=lambda game, _: game.parameters())
+        having(ClipsByNorm, weights=lambda game, _: game.parameters()), ""
     ),
     "a hook clips all learners": Scene(
         ClipsLearners, policies={**OURS, **ENGINES}, often=("zero3",), promises=HOOKS,
         mutants=(Mutant("each by itself", game=having(ClipsLearners, on_before_optimizer_step=alone)),),
     ),
-    "a hook clips by weights": by_norms(Adaptive),
+    "a hook clips by weights": by_norms(Adaptive, "zero3"),
     "a step of one's own": Scene(
         Own, alone=Doubled, policies={"ddp": 2, "zero3": 2}, often=("ddp",), mutants=(Mutant("as it was", game=Plain),)
     ),
     "a forward writes by copy_": Scene(
-        Writing, policies=OURS, often=("zero3",), mutants=kept("zero3", slow=False), promises=IN_FORWARD,
+        Writing, policies=OURS, often=("zero3",), mutants=kept("zero3"), promises=IN_FORWARD,
         refused=tuple(  # as in plain torch
-            Refused(WritingLate, policy, "modified by an inplace operation", slow=policy not in ("single", "zero3"))
-            for policy in ("single", *OURS)
+            Refused(WritingLate, policy, "modified by an inplace operation")
+            for policy in ("zero3", "single", "ddp", "zero1", "zero2", "fsdp")
         ),
     ),
     "a forward writes by data.copy_": Scene(
-        WritingData, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), promises=IN_FORWARD,
-        mutants=(
-            *kept("zero3", "zero2+offload"),
-            *(
-                Mutant(
-                    f"no keep_writes, {policy}", policy, slow=True,
-                    replaced={"strategies.sharding.deepspeed_engine.Engine.keep_writes": nothing},
-                )
-                for policy in ("deepspeed2", "deepspeed3")
-            ),
-        ),
+        WritingData, policies={**OURS, **COPIES, **ENGINES}, often=(), promises=IN_FORWARD, bucket=100,
     ),
     "a forward writes by data=": Scene(
         WritingOther, policies=OURS, often=("ddp",), promises=IN_FORWARD,
-        mutants=(*kept("zero1", name="_move_back", slow=False), *kept("zero2", name="_move_back")),
+        mutants=kept("zero1", "_move_back"),
     ),
-    **{
-        f"{game.__name__}, bucket by bucket": Scene(game, policies={"zero3": 2}, bucket=100, mutants=kept("zero3"))
-        for game in (WritingData, WritingFrozen)
-    },
-    **{
-        f"a forward sets what does not learn, in buckets of {size}": Scene(
-            Normed, bucket=size, policies={**OURS, "zero3+whole": 2, "deepspeed3": 2}, often=("zero3", "fsdp")[:often],
-            mutants=(Mutant("it is not set", game=having(Normed, layer=having(Spectral, sets=False))),),
-            refused=tuple(
-                Refused(Normed, f"{policy}+recompute", ("writes its weight of shape", "leave recompute out"))
-                for policy in ("single", "zero2", "zero3")
-            ),
-        )
-        for size, often in ((2**20, 2), (100, 1))
-    },
+    "a forward writes a frozen player, bucket by bucket": Scene(
+        WritingFrozen, policies={"zero3": 2}, bucket=100, often=()
+    ),
+    "a forward sets what does not learn": Scene(
+        Normed, bucket=100, policies={**OURS, "zero3+whole": 2, "deepspeed3": 2}, often=("zero3", "fsdp"),
+        mutants=(Mutant("it is not set", game=having(Normed, layer=having(Spectral, sets=False))),),
+        refused=tuple(
+            Refused(Normed, f"{policy}+recompute", ("writes its weight of shape", "leave recompute out"))
+            for policy in ("single", "zero2", "zero3")
+        ),
+    ),
     "a loss copies a network": Scene(
         Copies, bucket=100, policies={"zero1": 2, "zero3": 2, "fsdp": 2, "zero3+whole": 2}, often=("zero3",),
         mutants=(Mutant("a copy of the start", game=having(Copies, copied=staticmethod(cache(copy.deepcopy)))),),
     ),
     "a loss reads a weight's memory": Scene(
-        Views, policies={"ddp": 2}, often=("ddp",), mutants=(Mutant("it does not", game=Plain),),
+        Views, policies={"ddp": 2}, often=(), mutants=(Mutant("it does not", game=Plain),),
         refused=tuple(
             Refused(Views, policy, "'centers.0' has the memory of weight 'discriminator.0.weight', whose policy")
             for policy in ("zero1", "zero2", "zero3", "fsdp")
@@ -647,7 +631,7 @@ WRITTEN = {
     ),
     "a hook computes a weight": Scene(
         Equalized, policies={"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "pipeline": 2},
-        often=("zero1", "fsdp"), mutants=(Mutant("by another scale", game=having(Equalized, scale=1.0)),),
+        often=("fsdp",), mutants=(Mutant("by another scale", game=having(Equalized, scale=1.0)),),
         refused=(Refused(having(Equalized, hooked=False), "zero1", "would keep the values of the start"),),
     ),
     "a loss reads a weight by NumPy": Scene(
@@ -655,7 +639,7 @@ WRITTEN = {
         refused=(Refused(ReadsByNumpy, "fsdp", "a loss reads a weight as a NumPy array, and FSDP2 cannot free"),),
     ),
     "a loss keeps a weight's memory": Scene(
-        ViewsLater, policies={"zero2": 2}, often=("zero2",), mutants=(Mutant("it does not", game=Plain),),
+        ViewsLater, policies={"zero2": 2}, often=(), mutants=(Mutant("it does not", game=Plain),),
         refused=tuple(
             Refused(game, policy, "'centers.0' is in the memory of a weight that was gathered, which is freed again")
             for game in (ViewsLater, ViewsAtStart, ArraysLater)
@@ -664,7 +648,7 @@ WRITTEN = {
         ),
     ),
     "an update keeps a weight's memory": Scene(
-        ViewsInHook, policies={"zero2": 2, "ddp": 2}, often=("zero2",), mutants=(Mutant("it does not", game=Plain),),
+        ViewsInHook, policies={"zero2": 2, "ddp": 2}, often=(), mutants=(Mutant("it does not", game=Plain),),
         refused=tuple(
             Refused(game, policy, f"player 'discriminator': {what} keeps the memory of a weight that was gathered")
             for game, what in ((ViewsAfter, "after="), (ViewsInHook, "on_before_optimizer_step"))
@@ -672,17 +656,12 @@ WRITTEN = {
         ),
     ),
     "a forward and a callback write": Scene(
-        Writing, policies={"zero3": 2, "zero2+offload": 2}, often=("zero3",), mutants=kept("zero3"),
+        Writing, policies={"zero3": 2, "zero2+offload": 2}, often=(),
         callbacks=clips(way="data.copy_", loads=False), saved=("zero3", "zero2+offload"), arrives=(("single", 1),),
-        refused=tuple(
-            Refused(Writing, f"{policy}+recompute", ("writes its weight of shape", "leave recompute out"))
-            for policy in ("single", "zero3")
-        ),
     ),
     "a callback writes": Scene(
         Plain, clipped_by_hand, policies={"single": 1, **OURS, **COPIES, **ENGINES}, callbacks=clips(),
-        often=("single", "zero3"),
-        mutants=kept("zero3"), promises=BY_CALLBACK,
+        often=("zero3",), promises=BY_CALLBACK,
         refused=(
             *unkept(loads_outside, "write them inside gathered(write=True)", "zero3", "fsdp"),
             *unkept(assigns_outside, "write them inside gathered(write=True)", "zero3", "fsdp"),
@@ -695,40 +674,34 @@ WRITTEN = {
         ),
     ),
     **{
-        f"a callback writes by {way}": clipped(way, True, zero2=2, zero3=2, fsdp=2, deepspeed3=2)
-        for way in WRITES
-        if way != "copy_"
+        f"a callback writes by {way}": clipped(way, True, False, zero2=2, zero3=2, fsdp=2, deepspeed3=2)
+        for way in ("data.copy_", "data=")
     },
-    **{
-        f"a callback writes by {way}, ungathered": clipped(
-            way, False, **{"ddp": 2, "zero1": 2, "zero2": 2, "zero2+offload": 2, "deepspeed2": 2}
-        )
-        for way in WRITES
-    },
-    "a callback writes an optimizer's groups": clipped("copy_", True, True, **OURS, **ENGINES, **{"zero3+offload": 2}),
-    "a callback writes an optimizer's groups, ungathered": clipped(
-        "data.copy_", False, True, **{"ddp": 2, "zero1": 2, "zero2+offload": 2, "deepspeed2": 2}
+    **{f"a callback writes by {way}, ungathered": clipped(way, False, False, **UNGATHERED) for way in WRITES},
+    "a callback writes an optimizer's groups": clipped(
+        "copy_", True, True, "zero3", **OURS, **ENGINES, **{"zero3+offload": 2}
     ),
+    "a callback writes an optimizer's groups, ungathered": clipped("data=", False, True, "ddp", **UNGATHERED),
     "a parametrization is removed": Scene(
         Unnormed, policies={**OURS, "deepspeed2": 2, "discriminator=pipeline,*=ddp": 2},
-        often=("ddp", "zero1", "zero3"),
+        often=("zero3",),
         mutants=(Mutant("it stays", game=having(Unnormed, on_train_batch_end=nothing)),),
     ),
     "a layer is pruned": Scene(
-        having(Unnormed, prunes=True), policies={"ddp": 2, "zero2": 2, "zero3": 2}, often=("zero3",),
+        having(Unnormed, prunes=True), policies={"ddp": 2, "zero2": 2, "zero3": 2}, often=(),
         mutants=(Mutant("it is whole", game=Unnormed),),
     ),
     "averaged_and_gathered_in_each_other": Scene(
-        Plain, policies={**OURS, **COPIES, **ENGINES, "zero3+recompute": 2}, often=("zero3", "zero3+recompute"),
+        Plain, policies={**OURS, **COPIES, **ENGINES, "zero3+recompute": 2}, often=("zero3",),
         callbacks=lambda: [Nests()],
         mutants=(Mutant("nothing is written", callbacks=list),),
     ),
     "an_error_on_one_rank_leaves_averaged": Scene(
-        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero2", "zero3"), callbacks=lambda: [Fails()]
+        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Fails()]
     ),
     "an_error_leaves_averaged": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES, "generator=pipeline,*=ddp": 2},
-        often=("zero2", "zero3", "generator=pipeline,*=ddp"), callbacks=lambda: [Fails(alone=False)],
+        often=("zero2",), callbacks=lambda: [Fails(alone=False)],
         mutants=(
             Mutant(
                 "averages stay", "zero2",

@@ -24,7 +24,6 @@ from gan import noise
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Keep
 from gan.files import errors
-from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing
 from strategies.processes import lost_ranks
@@ -72,8 +71,8 @@ def train(
 
     From outside: `kill` hears what the victim tells and returns when the moment has come, or False if it has ended.
     Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step; or before it
-    "connects" to the others. With "mistake" and "error" it is not killed, and raises an error in a forward; with "error
-    while it writes" a thread saves meanwhile. The control is not `tied` to a lifeline. Ranks that are not `patient` end
+    "connects" to the others. With "error while it writes" it is not killed, and raises an error in a forward while a
+    thread saves. The control is not `tied` to a lifeline. Ranks that are not `patient` end
     as soon as they learn of an error. A process that has imported everything itself may take the `method` "fork".
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -269,9 +268,7 @@ DEEDS = {
     "forward": _in_forward,
     "collective": _in_a_collective,
     "writes": lambda: _add(writing, "_write_file", _the(2)),  # the first one becomes whole
-    "mistake": lambda: _in_forward(UserError("images/3.png cannot be read")),
     "untied": lambda: setattr(Survivor, "tie", lambda *_: None),
     "impatient": lambda: setattr(lost_ranks, "PATIENCE", 0.1),
-    "error": lambda: _in_forward(ValueError("no such label")),
     "error while it writes": _raises_while_it_writes,
 }

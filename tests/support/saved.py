@@ -66,13 +66,6 @@ def write_checkpoint(path: str | Path, tree: dict[str, Any]) -> None:
     save(path, tree)
 
 
-def without_optimizers(path: str | Path, to: Path) -> str:
-    """A control: the same checkpoint, in which the optimizers have forgotten everything."""
-    tree = read_checkpoint(path)
-    write_checkpoint(to, {**tree, "optimizer_states": [{**state, "state": {}} for state in tree["optimizer_states"]]})
-    return str(to)
-
-
 def numbered(number: int, size: int = 1000) -> dict[str, Any]:
     """What a checkpoint holds that has its number in each of its parts."""
     tensor = torch.full((size,), float(number))

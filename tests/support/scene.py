@@ -63,7 +63,6 @@ class Refused:
     replaced: dict[str, Any] = field(default_factory=dict)
     unsaid: str = " nobody says this "
     check: bool = True
-    slow: bool = False
 
 
 @dataclass(frozen=True)

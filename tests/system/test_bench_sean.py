@@ -43,35 +43,6 @@ def test_what_is_kept_is_at_most_half(kind):
     assert kept["ours"] < kept["ours, nothing recomputed"] < kept["the plain reference"]
 
 
-def test_the_masks_are_what_they_are_called():
-    changes = {}
-    for kind in sean.MASKS:
-        planes = sean.masks_of(kind, 2, 64, 19)
-        assert planes.shape == (2, 19, 64, 64)
-        assert (planes.sum(1) == 1).all()
-        label = planes.argmax(1)
-        changes[kind] = (label[:, :, 1:] != label[:, :, :-1]).float().mean().item()
-    assert changes["blocks"] == pytest.approx(3 / 63 * 18 / 19, abs=0.02)
-    assert changes["random"] == pytest.approx(18 / 19, abs=0.02)
-    assert 0 < changes["faces"] < 0.2
-
-
-def test_memory_is_counted_once_and_weights_not_at_all():
-    x, weight = torch.randn(10, requires_grad=True), torch.randn(10, requires_grad=True)
-    with keeping([weight]) as count:
-        y = x * weight
-        _ = y * y, y[:3] * weight[:3], y.exp()
-    assert sum(count.values()) == 3 * 10 * 4  # x, y, and exp's own result
-
-
-def test_where_ours_fails_no_rate_of_convolutions_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(
-        sean, "in_world", lambda function, *args, device: {sean.train_published: [{"seconds": 1.0}]}[function]
-    )
-    assert SeanBenchmark(["--whole", "--size", "32", "--batches", "1", "--repeats", "1"]).main() == 0
-    assert re.search(r"^SEAN's whole step at 32 px, on cpu$", capsys.readouterr().out, re.MULTILINE)
-
-
 @pytest.mark.slow
 def test_the_whole_step_is_measured_in_both_ways(capsys):
     """In processes of their own, from the same weights: their first losses are the same."""

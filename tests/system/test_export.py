@@ -292,6 +292,7 @@ def test_a_training_begins_with_a_run_in_place_of_a_published_file(averaged, pub
     assert take_from_run(Namespace(from_=str(tmp_path))) == take_from_run(Namespace()) == []
 
 
+@pytest.mark.slow
 def test_a_sean_of_fewer_upsamplings_than_published_ones_begins_another_one(tmp_path):
     rules = {
         **opening.SMALL,

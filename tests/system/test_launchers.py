@@ -13,7 +13,6 @@ from tests.support.launchers import LAUNCH, ROOT, RUN, SCRIPT, TORCHRUN, Command
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.worlds import free_port
 
-TWO = ("--nproc-per-node", "2")
 MPIRUN = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable)
 ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port")
 FOUND = {"mpirun": shutil.which("mpirun"), "accelerate": find_spec("accelerate")}
@@ -121,19 +120,11 @@ def test_a_rank_on_each_of_two_nodes(launcher, one_device, tmp_path):
     assert len(list(tmp_path.glob("runs/*"))) == ("gan.fit" in launcher or "1:2" in launcher)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16)])
 def test_a_rank_that_is_not_connected_trains_differently(part, one_device, tmp_path):
     """The control: what each of two ranks would learn from its own half of the batches."""
     assert distance(alone(tmp_path / "alone", part), one_device) > BROKEN
-
-
-@slow
-def test_ranks_that_were_started_without_variables_are_not_connected(one_device, tmp_path):
-    """The control of the tests of ranks by hand: each process thinks that it is alone."""
-    notes = start([Command([*SCRIPT, "--devices", "1"])] * 2, tmp_path)
-    assert [(place["rank"], place["world size"]) for place, _ in notes] == [((0, 0, 0), (1, 1))] * 2
-    with pytest.raises(AssertionError):
-        check(notes, one_device)
 
 
 @slow

@@ -206,7 +206,7 @@ def test_a_mistake_on_one_rank_is_said_where_the_others_wait_for_it(quick, capfd
         assert capfd.readouterr().err == "\nerror: images/3.png cannot be read\n"
 
 
-@pytest.mark.promise("a rank raises an error")
+@pytest.mark.promise("a rank raises an error", "the others end with that error and the rank's name")
 def test_an_error_on_one_rank_names_rank_and_error():
     with world(2) as ranks:
         with pytest.raises(SystemExit):

@@ -122,7 +122,11 @@ def test_a_game_that_reads_values_is_measured(here, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", ["pix2pix-faces --faces 16", "vqgan --config f4 --data pictures --width 32 --blocks 1"]
+    "words",
+    [
+        pytest.param("pix2pix-faces --faces 16", marks=pytest.mark.slow),
+        "vqgan --config f4 --data pictures --width 32 --blocks 1",
+    ],
 )
 def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(words, capsys, here, unsearched):
     """A loader that reads headers, and a file that LPIPS reads, are on the CPU while the game is made on meta."""
@@ -139,10 +143,13 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
     ("words", "more"),
     [
         ("stylegan2 --width 0.01 --mapping 1", "390,625 steps are 25,000 thousand samples"),
-        ("cyclegan --max-steps 5 --width 2 --blocks 1 --layers 1 --batch-size 8", "5 steps are 0.04 thousand samples"),
-        ("biggan --config cifar --width 2 --batch-size 8", "3,125,000 steps are 25,000 thousand samples"),
+        pytest.param(
+            "cyclegan --max-steps 5 --width 2 --blocks 1 --layers 1 --batch-size 8",
+            "5 steps are 0.04 thousand samples",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["stylegan2", "cyclegan", "biggan"],
+    ids=["stylegan2", "cyclegan"],
 )
 def test_a_plan_without_data_says_what_it_has_counted_with(words, more, capsys, unsearched):
     assert main([*words.split(), "--data", "nowhere", "--size", "32", "--devices", "8"]) == 0
