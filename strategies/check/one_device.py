@@ -175,7 +175,7 @@ def check_guesses(training: Training, step: int) -> None:
             f"step {step} drew other numbers than one device, where the game drew something for the first time: "
             f"{', '.join(dict.fromkeys(wrong))}. Whether that has a row for each sample was guessed. Draw a row for "
             f"each sample in front, and take those that you need; or one draw of the whole batch by gan.noise with "
-            f"common=True. Weights and checkpoints differ since this step, so begin again"
+            f"common=True" + ". Weights and checkpoints differ since this step, so begin again" * (step > 0)
         )
 
 
