@@ -188,13 +188,15 @@ class Discovery:
         written = buffers.written
         for number, leaf in enumerate(leaves):
             if not isinstance(leaf, CARRIED):
-                raise self._refusal(f"a {type(leaf).__name__}; return tensors, or lists or dicts of them")
+                raise self.pipe.refusal(f"returns a {type(leaf).__name__}; return tensors, or lists or dicts of them")
             plan.leaves.append(None if isinstance(leaf, Tensor) else leaf)
             if isinstance(leaf, Tensor):
                 if not leaf.dim() or len(leaf) != rows:
                     several = leaf.dim() > 1 and not len(leaf) % rows
                     advice = "return the rows of each batch apart" if several else "return a mean for each sample"
-                    raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, not a row for each sample; {advice}")
+                    raise self.pipe.refusal(
+                        f"returns a tensor of shape {tuple(leaf.shape)}, not a row for each sample; {advice}"
+                    )
                 source = program.stage(leaf) or 0
                 plan.outputs[number] = Transfer(source, OUTSIDE, Meta.of(leaf), leaf.requires_grad)
                 if source in self.pipe.mine():
@@ -204,18 +206,10 @@ class Discovery:
             self._compare_chunks(written)
         return plan
 
-    def _refusal(self, what: str) -> UserError:
-        return UserError(
-            f"player '{self.pipe.player}': under policy 'pipeline' its network returns {what}, or type "
-            f"{instead(self.pipe.player, 'zero3')}"
-        )
-
     def _refuse_collective(self, where: str) -> None:
-        name = self.pipe.player
-        raise UserError(
-            f"player '{name}': its forward calls torch.distributed ({where}), and under policy 'pipeline' other ranks "
-            f"do not come there; take gan.ranks.sum(x), gan.ranks.mean(x) or gan.ranks.gather(x), or type "
-            f"{instead(name, 'zero3')}"
+        raise self.pipe.refusal(
+            f"calls torch.distributed ({where}), and other ranks do not come there; take gan.ranks.sum(x), "
+            f"gan.ranks.mean(x) or gan.ranks.gather(x)"
         )
 
     def tried(self, chunk: int) -> tuple[list[Any], Program, Buffers]:

@@ -182,6 +182,13 @@ class Pipe:
         number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
         return ranks.World(number, size, add)
 
+    def refusal(self, what: str) -> UserError:
+        """The error where the network does what does not go through stages."""
+        return UserError(
+            f"player '{self.player}': under policy 'pipeline' its network {what}; otherwise type "
+            f"{instead(self.player, 'zero3')}"
+        )
+
     def rank_of(self, stage: int) -> int:
         return stage % self.size
 
@@ -303,10 +310,8 @@ class Program(TorchFunctionMode):
             if there.device == here.device and there.dtype != here.dtype:  # a stand-in cannot be moved
                 function, (leaves, form) = Tensor.to, pytree.tree_flatten(((leaves[0], there.dtype), {}))
         if name in WITH_A_VALUE:
-            raise UserError(
-                f"player '{self.player}': its forward reads a value ({name}) between its blocks, which only one rank "
-                f"of a pipeline has; do that inside a block, or type {instead(self.player, 'zero3')}"
-            )
+            what = f"reads a value ({name}) between its blocks, which only one rank has; do that inside a block"
+            raise self.pipe.refusal(what)
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace"):
             self._check_in_place(leaves, stage)
         args, kwargs = pytree.tree_unflatten([self._carried(leaf, stage) for leaf in leaves], form)
@@ -345,11 +350,10 @@ class Program(TorchFunctionMode):
             refuse_checkpoint(self.player, f"'{unit.name}'")
         latest = self.latest(leaves)
         if latest is not None and latest > stage:
-            raise UserError(
-                f"player '{self.player}': its forward calls '{unit.name}' of stage {stage} after a block of stage "
-                f"{latest}; a pipeline goes through its stages once, in the order in which the network has its "
-                f"modules. Name blocks in the order of their calls, Player(..., blocks=[...]), or type "
-                f"{instead(self.player, 'zero3')}"
+            raise self.pipe.refusal(
+                f"calls '{unit.name}' of stage {stage} after a block of stage {latest}; a pipeline goes through its "
+                f"stages once, in the order in which the network has its modules. Name blocks in the order of their "
+                f"calls, Player(..., blocks=[...])"
             )
         given, carried = leaves, [self._carried(leaf, stage) for leaf in leaves]
         if stage not in self.mine:
@@ -436,10 +440,8 @@ class Program(TorchFunctionMode):
         """Around the network's forward. What looks at all ranks' samples cannot work outside of units."""
 
         def refuse(_: Tensor) -> Tensor:
-            raise UserError(
-                f"player '{self.player}': its forward adds up over the ranks (gan.ranks) between its blocks; do that "
-                f"inside a block, or type {instead(self.player, 'zero3')}"
-            )
+            what = "adds up over the ranks (gan.ranks) between its blocks; do that inside a block"
+            raise self.pipe.refusal(what)
 
         self.several, self.learns = ranks.more_than_one(), torch.is_grad_enabled()
         with ranks.summed_by(refuse, 0, 2) if self.several else nullcontext(), self:

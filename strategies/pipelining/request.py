@@ -16,7 +16,6 @@ from gan.files.errors import UserError
 from gan.files.tensors import as_bytes
 from gan.noise import Place
 from strategies import private
-from strategies.advice import instead
 from strategies.batches import random_state
 from strategies.pipelining.program import CARRIED, ForwardPlan, Pipe, Program, in_bytes
 from strategies.sharding.resharded_parameter import version_of
@@ -72,7 +71,7 @@ class ForwardRequest:
         self.draws = 0  # of noise, in the last run
         self.dice = random_state.dice()  # each run draws what one device does in the call
         if not pipe.stage_of.keys() >= set(map(id, pipe.network.parameters())):
-            raise self._refusal("is called with other weights than its own (torch.func.functional_call)")
+            raise self.pipe.refusal("is called with other weights than its own (torch.func.functional_call)")
         self.plan: ForwardPlan  # found out next
 
         # Whose samples go through the stages. In a trial as one device all ranks have the same, and one has them all.
@@ -109,22 +108,20 @@ class ForwardRequest:
         unlike = [leaf for leaf in self.leaves if not isinstance(leaf, CARRIED)]
         whole = [leaf for n, leaf in tensors.items() if n not in found and self.graph and leaf.requires_grad]
         if unlike:
-            raise self._refusal(f"gets a {type(unlike[0]).__name__}; call it with tensors, numbers or lists of them")
+            raise self.pipe.refusal(
+                f"gets a {type(unlike[0]).__name__}; call it with tensors, numbers or lists of them"
+            )
         if not rows:
             if self.pipe.trying and any(leaf.dim() for leaf in tensors.values()):
                 raise ValueError("a network gets no sample")  # then a trial takes more
-            raise self._refusal("gets no tensor that has a row for each sample")
+            raise self.pipe.refusal("gets no tensor that has a row for each sample")
         if whole:
-            raise self._refusal(f"gets a tensor of shape {tuple(whole[0].shape)} that learns and has no row a sample")
+            raise self.pipe.refusal(
+                f"gets a tensor of shape {tuple(whole[0].shape)} that learns and has no row a sample"
+            )
         if any(private.is_transformed(leaf) for leaf in tensors.values()):
-            raise self._refusal("is differentiated by torch.func or in forward mode")
+            raise self.pipe.refusal("is differentiated by torch.func or in forward mode")
         return found
-
-    def _refusal(self, what: str) -> UserError:
-        name = self.pipe.player
-        return UserError(
-            f"player '{name}': under policy 'pipeline' its network {what}; otherwise type {instead(name, 'zero3')}"
-        )
 
     def _signature(self) -> str:
         """What must be the same on all ranks."""
@@ -155,7 +152,7 @@ class ForwardRequest:
         if len(set(codes)) > 1:
             shapes = [tuple(leaf.shape) for leaf in self.leaves if isinstance(leaf, Tensor)]
             calls = of_all(f"'{self.pipe.units[0].name}' with {shapes}", self.pipe.group)
-            raise self._refusal(
+            raise self.pipe.refusal(
                 f"is called by the ranks of its pipeline with other shapes, modes or numbers, or with another tensor "
                 f"that has no row a sample, and all must call it alike. Its first block and the shapes of its tensors "
                 f"are {' or '.join(dict.fromkeys(calls))}, and the rows of the first tensor are the samples"
@@ -216,25 +213,17 @@ class ForwardRequest:
         with runs, torch.set_grad_enabled(self.graph), noise.at(place), program.run():
             found = self.forward(*args, **kwargs)
         if any(version_of(leaves[n]) for n in self.batched):
-            raise self._refusal("changes in place what it gets; build its first layer without inplace=True")
+            raise self.pipe.refusal("changes in place what it gets; build its first layer without inplace=True")
         if place is not None and self.place is not None:
             self.draws = place.calls - self.place.calls
             seeded = place.seeded and (place.seeded, place.of_seed) != (self.place.seeded, self.place.of_seed)
             if place.follows and (seeded or program.moved_generator()):
-                raise self._own_generator()
+                # It has moved on the rank of a stage alone. One that the forward has made for itself is gone by now.
+                raise self.pipe.refusal(
+                    "draws by a generator of the game (generator=), or after torch.manual_seed, which would then go on "
+                    "differently on each rank; leave generator= out, or seed inside `with torch.random.fork_rng():`"
+                )
         return *pytree.tree_flatten(found), [*learning.values()]
-
-    def _own_generator(self) -> UserError:
-        """The error where a generator of the game goes on after a forward, and has moved on the rank of a stage alone.
-
-        One that the forward has made for itself is gone by then, as a seed in a fork is.
-        """
-        name = self.pipe.player
-        return UserError(
-            f"player '{name}': its forward draws by a generator of the game (generator=), or after torch.manual_seed, "
-            f"which would then go on differently on each rank of a pipeline; leave generator= out, seed inside `with "
-            f"torch.random.fork_rng():` in the forward, or type {instead(name, 'zero3')}"
-        )
 
 
 def as_result(leaf: Tensor) -> Tensor:

@@ -284,11 +284,11 @@ NOT_TWICE = "a loss differentiates a gradient that has come through its network"
 REFUSALS = {  # a game, the pipeline's options or all policies, and words
     "reads": (
         chained(between=lambda _, x: x if x.mean() > 0 else -x),
-        "", r"its forward reads a value \(__bool__\) between its blocks",
+        "", r"its network reads a value \(__bool__\) between its blocks",
     ),
     "backwards": (
         chained(forward=lambda self, z, _: self.one(self.two(z.repeat(1, 2))[:, :4])[:, :6]),
-        "", "its forward calls 'one' of stage 0 after a block of stage 1",
+        "", "its network calls 'one' of stage 0 after a block of stage 1",
     ),
     # Only the rank of the second layer can refuse it.
     "unseen": (

@@ -853,7 +853,7 @@ PIPELINES = {
         refused=(
             Refused(
                 partial(Painting, PastRanks), "generator=pipeline,*=ddp",
-                "forward calls torch.distributed (between in pipelines.py:",
+                "network calls torch.distributed (between in pipelines.py:",
             ),
         ),
     ),
