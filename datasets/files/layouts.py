@@ -11,6 +11,7 @@ from PIL import Image
 from torchvision.datasets import Cityscapes as Published
 
 from datasets.drawn.drawing import FLIP_PAIRS, LABELS
+from datasets.files import pairs
 from datasets.files.cache import MAX_PROBLEMS, all_files, cache_folder, raise_problems, remember
 from datasets.files.pairs import PICTURES, Column, Fit, Pairs, Size, look_up_split, opened, read_map, unpacked_folder
 from datasets.files.pictures import drawn
@@ -144,15 +145,18 @@ VOID = 255  # what many sets have where nobody knows the label
 class FolderPairs(Pairs):
     """`root/images/<name>.jpg` (or png, webp ...) with `root/labels/<name>.png`, of one size.
 
-    Names may contain folders. A label map is a PNG, one-channel or palette, of the numbers 0 to num_labels - 1.
+    Names may contain folders. A label map is a PNG, one-channel or palette, of the numbers 0 to num_labels - 1, or is
+    painted in colours that `root/labels.txt` has.
     `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye. `void`
     are values in files, and the label that each stands for. `fit` says how other shapes get the size, see `Fit`; what
-    "pad" adds has the label of void, or else one more label. `root/labels.txt` may have names, see `names_of`.
+    "pad" adds has the label of void, or else one more label. `root/labels.txt` may have names, see `labels_of`.
 
     Split "val" is the last `held_out` pictures by name, or if that is a share such as 0.02, the names decide which they
     are. "train" is the others, and "all" is all of them. If there are folders `root/train` and `root/test`, each with
     images/ and labels/ (CelebA-HQ as prepared for SEAN), these are "train" and "val".
     """
+
+    painted = True
 
     def __init__(
         self,
@@ -177,7 +181,8 @@ class FolderPairs(Pairs):
         self.fit = Fit(fit, background, next(iter(self.void.values()), num_labels - 1))
         root = Path(root).expanduser()
         added = dict.fromkeys(self.void.values(), "void") | ({num_labels - 1: "padding"} if self.padded else {})
-        names = added | {self.void.get(label, label): name for label, name in names_of(root).items()}
+        typed, colours = labels_of(root)
+        names = added | {self.void.get(label, label): name for label, name in typed.items()}
         if len({*names.values()}) < len(names):
             name, what = ("padding", "what --fit pad adds") if self.padded else ("void", f"{min(self.void)} in a map")
             raise UserError(f"{root / NAMES}: {what} is called {name} already; take the line of {name} out")
@@ -186,6 +191,8 @@ class FolderPairs(Pairs):
                 f"{root / NAMES} has a name for label {max(names)}, and the labels are 0 to {num_labels - 1}; type "
                 f"--labels {max(names) + 1}, or take the line out"
             )
+        if colours:
+            self.void = {**self.void, **colours}
         self.label_names = tuple(names.get(label, str(label)) for label in range(num_labels))
         prepared = not (root / "images").is_dir() and (root / "train" / "images").is_dir()
         parts = {"train": ("train/",), "val": ("test/",), "all": ("train/", "test/")}
@@ -221,14 +228,20 @@ class FolderPairs(Pairs):
             cache_folder(root) / "values.jsonl",
             np.array([os.fsencode(file.path) for file in files.values()]),
             stamps,
-            lambda row: " ".join(map(str, np.unique(read_map(paths[row], stamps[row])))),
+            lambda row: " ".join(map(str, np.unique(read_map(paths[row], stamps[row], painted=True))[: 1 << 16])),
             "finding labels",
             most=MAX_PROBLEMS,
         )
         raise_problems(problems, root)
-        values = sorted({int(value) for text in texts if text is not None for value in text.split()})
+        (names, colours), found = labels_of(root), {int(each) for text in texts if text for each in text.split()}
+        missing = [f"#{each - pairs.PAINTED:06x}" for each in sorted(found - colours.keys()) if each >= pairs.PAINTED]
+        if missing:
+            what, wanted = f"{len(missing):,} colours of no label", "its colour and its name, such as #804080 road"
+            listed = "\n".join(missing[:256])
+            raise UserError(f"label maps in {root} have {what}; write {root / NAMES}, for each {wanted}:\n{listed}")
+        values = sorted({colours.get(each, each) for each in found} | {*colours.values()})
         void = values[-1] == VOID and VOID - 1 not in values and len(values) > 1
-        named = names_of(root).keys()
+        named = names.keys()
         count = max([values[-1 - void], *(named if VOID - 1 in named else named - {VOID})]) + 1
         return count + void, {VOID: count} if void else {}
 
@@ -236,21 +249,24 @@ class FolderPairs(Pairs):
 NAMES = "labels.txt"
 NUMBERED = re.compile(r"(\d{1,5})[\s:,;=]+(\S.*)")
 COMMENT = re.compile(r"\s+#(\s.*)?$")
+COLOUR = re.compile(r"(#[0-9a-fA-F]{6})(?:\s+(\S.*))?")
 
 
-def names_of(root: Path) -> dict[int, str]:
-    """The names of labels in labels.txt: `3 hair` on each line, or a name on each, from label 0 on.
+def labels_of(root: Path) -> tuple[dict[int, str], dict[int, int]]:
+    """The names of labels in labels.txt, and the labels of colours: `3 hair` or `3 #ff0000 hair` on each line, or the
+    same without the number, from label 0 on.
 
-    If a line begins with a number, all do. What stands behind a # is a comment.
+    If a line begins with a number, all do. What stands behind a # is a comment, but for colours of six digits.
     """
     path = root / NAMES
     if not path.exists():
-        return {}
+        return {}, {}
     with explained(f"cannot read {path} ({{why}}); write a label on each line, such as 3 hair", OSError, ValueError):
         lines = [line.strip() for line in read_text(path, 1_000_000).removeprefix("\ufeff").rstrip().splitlines()]
-    rows = [(row, COMMENT.sub("", line)) for row, line in enumerate(lines, 1) if not line.startswith("#")]
+    kept = [(row, line) for row, line in enumerate(lines, 1) if not line.startswith("#") or COLOUR.fullmatch(line)]
+    rows = [(row, COMMENT.sub("", line)) for row, line in kept]
     known: dict[str, int] = {}  # in which line a label or a name stands
-    named: dict[int, str] = {}
+    named, colours = dict[int, str](), dict[int, int]()
     numbered = any(re.match(r"[+-]?\d", line) for _, line in rows)
     first = next((place for place, (_, line) in enumerate(rows) if line), 0)
     for place, (row, line) in enumerate(rows, -first):
@@ -258,14 +274,18 @@ def names_of(root: Path) -> dict[int, str]:
         if numbered and line and not match:
             raise UserError(f"{path}, line {row}: '{line[:40]}' is no number and a name; write it such as 3 hair")
         label, name = (int(match[1]), match[2]) if match else (place, line)
+        paint = COLOUR.fullmatch(name)
+        name, colour = (paint[2] or str(label), f"colour {paint[1].lower()}") if paint else (name, "")
         if "," in name and len(rows) == first + 1:
             raise UserError(f"{path}, line {row}: '{line[:40]}' may be a list; write each label on a line of its own")
-        for each in (f"label {label}", f"name {name}") if name else ():
+        for each in filter(None, (f"label {label}", f"name {name}", colour)) if name else ():
             if each in known:
                 raise UserError(f"{path}, line {row}: {each} is in line {known[each]} already; write each label once")
             known[each] = row
             named[label] = name
-    return named
+        if paint:
+            colours[pairs.PAINTED + int(paint[1][1:], 16)] = label
+    return named, colours
 
 
 MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"

@@ -28,6 +28,7 @@ from nets.blocks import edges_of
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MAPS = (".png",)
 ONE_CHANNEL = ("L", "P", "1", "I", "I;16", "I;16B")  # the modes in which a pixel is one number
+PAINTED = 1 << 24  # is added to 0xrrggbb where the pixels of a label map are colours
 DEEP = ("I", "I;16", "I;16B", "F")  # the modes whose pixels do not fit into a byte
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # for others Pillow may start a program
 
@@ -157,6 +158,7 @@ class Pairs(Dataset):
     void: Mapping[int, int] = {}  # values in files, and the label that each stands for
     fit = Fit()
     padded = 0  # labels that only padding has
+    painted = False  # whether pixels of label maps may be colours, which `void` has with PAINTED
 
     def __init__(self, root: Path, columns: Sequence[Column], size: Size, part: str = "") -> None:
         self.root, self.size = root, as_size(size)
@@ -204,7 +206,7 @@ class Pairs(Dataset):
         def crop(value: Any) -> Any:
             return value[..., top : top + height, left : left + width]
 
-        pixels, values = read_picture(picture, stamp), read_map(label, label_stamp)
+        pixels, values = read_picture(picture, stamp), read_map(label, label_stamp, self.painted)
         shape, partner = pixels.shape[1:], values.shape
         pixels = self.fit.picture(pixels, resized, partner)
         values = crop(self.fit.map(values, resized, shape, partial(self._labels, label)))
@@ -222,7 +224,7 @@ class Pairs(Dataset):
         (picture, *maps), (stamp, *stamps) = self.paths(index), self.stamps[index]
         width, height = _try_picture(picture, stamp)
         for number, (path, stamp) in enumerate(zip(maps, stamps, strict=True)):
-            values = read_map(path, stamp)
+            values = read_map(path, stamp, self.painted and number == 0)
             if not _same_shape((height, width), values.shape):
                 raise UserError(
                     f"{picture} is {width}x{height} and {path} is {values.shape[1]}x{values.shape[0]}; "
@@ -286,9 +288,9 @@ def read_picture(path: Path, stamp: np.ndarray | None = None) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def read_map(path: Path, stamp: np.ndarray | None = None) -> np.ndarray:
-    """The numbers in a PNG of one channel or a palette, [H, W]."""
-    return values_of(loaded(path, stamp), path)
+def read_map(path: Path, stamp: np.ndarray | None = None, painted: bool = False) -> np.ndarray:
+    """The numbers in a PNG of one channel or a palette, [H, W]; where it may be `painted` also colours, see PAINTED."""
+    return values_of(loaded(path, stamp), path, painted)
 
 
 def loaded(path: Path, stamp: np.ndarray | None = None) -> Image.Image:
@@ -297,11 +299,13 @@ def loaded(path: Path, stamp: np.ndarray | None = None) -> Image.Image:
     return picture
 
 
-def values_of(picture: Image.Image, name: str | Path) -> np.ndarray:
+def values_of(picture: Image.Image, name: str | Path, painted: bool = False) -> np.ndarray:
+    if picture.mode not in ONE_CHANNEL and painted:
+        return np.array(picture.convert("RGB"), np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32) + PAINTED
     if picture.mode not in ONE_CHANNEL:
         raise UserError(
             f"{name} is a picture of mode {picture.mode}; a label map has one channel (mode L) or a palette (mode P), "
-            "and its values are the labels; docs/guide/sean.md says how colours become labels"
+            "and its values are the labels"
         )
     return np.array(picture, np.uint8 if picture.mode == "1" else None)
 
@@ -310,10 +314,12 @@ def labels_in(path: str | Path, values: np.ndarray, count: int, void: Mapping[in
     """The labels of a file's values. A label out of range is refused, because a network would fail on it."""
     labels = values.astype(np.int32)
     for value, label in void.items():
-        labels[labels == value] = label
+        labels[values == value] = label
     for value in (labels.min(), labels.max()):
+        if value >= PAINTED:
+            raise UserError(f"{path} has the colour #{value - PAINTED:06x}, of no label; leave --labels out for advice")
         if not 0 <= value < count:
-            also = "".join(f", and {value} for {label}" for value, label in void.items())
+            also = "".join(f", and {value} for {label}" for value, label in void.items() if value < PAINTED)
             raise UserError(
                 f"{path} has the label {int(value)}; with {count} labels the allowed range is 0..{count - 1}{also}"
             )

@@ -58,13 +58,14 @@ class Maps:
     def read(self, image: Image.Image, name: str | Path, partner: Size | None = None) -> Tensor:
         """A label map [H, W]. `partner` is the height and width of its picture, and `name` is for errors.
 
-        A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and what saves maps use:
-        image editors write either. In a palette PNG the colours count if all of them are of that palette, else the
-        numbers.
+        A pixel is the number of a label, or a label's colour in the data set's labels.txt, or in `grids.palette`, which
+        grids and what saves maps use: image editors write either. In a palette PNG the colours count if all of them are
+        of that palette, else the numbers.
         """
-        numbers = _coloured(image, name, self.labels)
+        values = pairs.values_of(image, name, painted=True)
+        numbers = None if self.void.keys() >= {*np.unique(values)} else _coloured(image, name, self.labels)
         if numbers is None:
-            numbers = pairs.labels_in(name, pairs.values_of(image, name), self.labels, self.void)
+            numbers = pairs.labels_in(name, values, self.labels, self.void)
         fitted = self.fit.map(numbers, self.size, partner or numbers.shape, lambda values: values)
         return torch.from_numpy(fitted).long()
 

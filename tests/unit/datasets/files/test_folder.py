@@ -74,7 +74,9 @@ def test_numbers_of_labels_that_no_map_can_hold(root):
 def test_a_label_map_of_colours(root):
     for mode in ("RGB", "RGBA", "LA"):
         put(root / "labels" / "b.png", labels(), mode=mode)
-        with pytest.raises(UserError, match=rf"b\.png is a picture of mode {mode}; .* docs/guide/sean.md says how"):
+        with pytest.raises(
+            UserError, match=r"b\.png has the colour #000000, of no label; leave --labels out for advice"
+        ):
             FolderPairs(root, 4, 8)
 
 
@@ -157,6 +159,30 @@ def test_labels_have_names_in_labels_txt(root, text, names):
     void = FolderPairs(root, 5, 8, fit="pad", void={255: 4})
     assert void.label_names == (*names, "void")
     assert FolderPairs.find_labels(root) == (4, {})
+
+
+def test_colours_of_label_maps_become_labels_by_labels_txt(root):
+    colours = np.array([[0, 0, 0], [128, 64, 128], [244, 35, 232], [1, 2, 3]], np.uint8)
+    wanted = [item["label"] for item in FolderPairs(root, 4, 8)]
+    for path in (root / "labels").iterdir():
+        Image.fromarray(colours[np.array(Image.open(path))]).convert("RGBA").save(path)
+    listed = r"4 colours of no label; write .*labels.txt, .* such as #804080 road:\n#000000\n#010203\n#804080\n#f423e8$"
+    with pytest.raises(UserError, match=listed):
+        FolderPairs.find_labels(root)
+    with pytest.raises(UserError, match=r"a.png has the colour #000000, of no label\n.*b.png"):
+        FolderPairs(root, 4, 8)
+    for text in (
+        "# of mine\n#000000\n#804080 road  # wide\n#F423E8 side walk\n#010203 sky\n",
+        "3 #010203 sky\n1 #804080 road\n2 #f423e8 side walk\n0 #000000",
+    ):
+        (root / "labels.txt").write_text(text)
+        assert FolderPairs.find_labels(root) == (4, {})
+        found = FolderPairs(root, 4, 8)
+        assert found.label_names == ("0", "road", "side walk", "sky")
+        assert all(torch.equal(item["label"], label) for item, label in zip(found, wanted, strict=True))
+    (root / "labels.txt").write_text("#000000 none\n#000000 black")
+    with pytest.raises(UserError, match="line 2: colour #000000 is in line 1 already"):
+        FolderPairs.find_labels(root)
 
 
 def test_names_say_how_many_labels_there_are_and_what_is_wrong_with_them_is_said(root):
