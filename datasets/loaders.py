@@ -61,8 +61,7 @@ class GanData(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Refuse, before the first step, what cannot be split into equal parts."""
-        _, ranks = self._rank_of_ranks()
-        self.check(ranks)
+        self.check(self._rank_of_ranks()[1])
 
     def check(self, ranks: int) -> None:
         """Refuse what so many ranks cannot share."""

@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
 from jsonargparse.typing import restricted_number_type, restricted_string_type
 
 from gan.files.errors import UserError, printable, this_rank
@@ -193,9 +192,9 @@ def perceptual_loss(typed: str, network: Callable[[], "Module"], load: Callable[
         return None
     if _making().purpose == "dry" and typed == "torchvision":
         say("perceptual: the training takes VGG's weights from torchvision's cache, or else downloads them")
-        with torch.device("meta"):
-            return load(network().state_dict())
-    return load(network().state_dict() if is_planned() else typed)
+    elif not is_planned():
+        return load(typed)
+    return load(network().state_dict())
 
 
 def say(text: str) -> None:

@@ -160,11 +160,8 @@ x = pixels.view(1, {height}, {width}, {channels}).permute(0, 3, 1, 2) / 127.5 - 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 NEEDS_PROGRAM = "This needs {}. A program has no noise that its network adds, no dropout and no truncation."
 # Licences by their names on the Hugging Face Hub, and what some are called else.
-KNOWN = re.compile(
-    r"cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-[234]\.[05]|mit|apache-2\.0|odbl|odc-by|pddl|l?gpl-[23]\.0|bsd-[23]-clause"
-)
-CALLED = {"cc0": "cc0-1.0", "cc-0": "cc0-1.0", "cc-zero": "cc0-1.0", "apache": "apache-2.0", "gplv3": "gpl-3.0"}
-CALLED |= {"odbl-1.0": "odbl", "odc-by-1.0": "odc-by", "pddl-1.0": "pddl"}
+KNOWN = r"cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-[234]\.[05]|mit|apache-2\.0|odbl|odc-by|pddl|l?gpl-[23]\.0|bsd-[23]-clause"
+CALLED = {"cc0": "cc0-1.0", "apache": "apache-2.0", "gplv3": "gpl-3.0", "odbl-1.0": "odbl", "odc-by-1.0": "odc-by"}
 SIZES = "The program takes this size only.", "The program also takes other sides that are multiples of 4."
 TRUNCATION = "For truncation add `psi=0.7`, and `cutoff=8` for the first eight layers alone."
 
@@ -258,7 +255,7 @@ def _license(typed: str | None) -> list[str]:
     short = re.sub(r"[^a-z0-9.]+", "-", typed.lower()).strip("-")
     plain = re.sub(r"-(licen[cs]e|version|universal|international)\b", "", short)
     plain = CALLED.get(plain) or re.sub(r"-(\d)$", r"-\1.0", plain)
-    if KNOWN.fullmatch(plain):
+    if re.fullmatch(KNOWN, plain):
         return [f"license: {plain}  # of the data"]
     return ["license: other  # of the data", f"license_name: {short}"]
 
