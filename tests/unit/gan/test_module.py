@@ -76,6 +76,17 @@ def test_a_frozen_player_changes_in_nothing_not_even_its_statistics():
 # ---- ema ----
 
 
+def test_swapping_and_back_is_exact_also_after_an_error():
+    net = nn.Linear(3, 2)
+    ema = Ema(dict(net.named_parameters()), lambda updates: 0.9)
+    net.weight.data += 1
+    weight, average = net.weight.detach().clone(), ema.average[0].clone()
+    with pytest.raises(KeyError), ema.swapped():
+        assert torch.equal(net.weight, average) and not torch.equal(average, weight)
+        raise KeyError
+    assert torch.equal(net.weight, weight) and torch.equal(ema.average[0], average)
+
+
 def test_buffers_are_averaged_if_they_are_asked_for_and_whole_numbers_are_copied():
     net = nn.BatchNorm1d(2)
     ema = Ema({}, lambda updates: 0.9, network=net)  # a rank that owns no weight counts as the others do

@@ -33,7 +33,6 @@ def test_the_peak_is_the_phase_that_holds_most_and_a_rare_phase_moves_its_share(
         (Group(4), 4, Moved(75, 0)),  # one node
         (Group(4), 1, Moved(0, 75)),  # four nodes
         (Group(8), 4, Moved(87.5, 87.5)),  # a ring through two nodes leaves each once
-        (Group(4, 1), 8, Moved(75, 0)),  # neighbours
         (Group(2, 4), 4, Moved(0, 4 * 50)),  # four copies side by side, each on two nodes
         (Group(2, 2), 4, Moved(50, 0)),  # copies inside of a node
         (Group(1), 4, Moved(0, 0)),

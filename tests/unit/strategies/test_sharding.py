@@ -74,6 +74,14 @@ def test_the_newer_shard_wins_where_it_has_changed(way, bucket):
     assert ours(made) == ([pytest.approx(0.1)] * 2, [pytest.approx(0.2)] * 2)
 
 
+def test_what_was_written_stays_where_the_whole_weights_go(bucket):
+    net, made = bucket("cpu", keep=False)
+    made.unshard()
+    write("copy_", net.weight, torch.full((2, 3), 5.0))
+    made.reshard()
+    assert ours(made) == ([5.0] * 2, [pytest.approx(0.2)] * 2)
+
+
 # ---- resharded parameter ----
 
 

@@ -87,10 +87,8 @@ VARIABLE, HOST_BY_HOST = "^the environment variable ", "ranks must be numbered h
         ("environment", dict(RANK="4"), f"{VARIABLE}RANK is '4', and WORLD_SIZE is '4': the last rank has number 3"),
         ("environment", dict(LOCAL_RANK="2"), f"{VARIABLE}LOCAL_RANK is '2', and LOCAL_WORLD_SIZE is '2': the last"),
         ("environment", dict(LOCAL_WORLD_SIZE="0"), f"{VARIABLE}LOCAL_WORLD_SIZE is '0', and must be 1 or more"),
-        ("torchrun", dict(GROUP_RANK="-1"), f"{VARIABLE}GROUP_RANK is '-1', which is no number from 0 on"),
         ("torchrun", dict(RANK=None), f"{VARIABLE}RANK is not set, though others of its launcher are"),
         ("torchrun", dict(MASTER_PORT="70000"), f"{VARIABLE}MASTER_PORT is '70000', and ports have numbers from 1 to"),
-        ("mpi", dict(OMPI_COMM_WORLD_SIZE=""), f"{VARIABLE}OMPI_COMM_WORLD_SIZE is '', which is no number from 0 on"),
         ("mpi", dict(OMPI_COMM_WORLD_RANK="2"), r"host by host, .*: type mpirun --map-by ppr:N:node"),
         ("slurm", dict(SLURM_NODEID="2"), VARIABLE + r"SLURM_STEP_TASKS_PER_NODE is '2\(x2\)', which says no tasks o"),
         # What Lightning would read, where nobody has started ranks.

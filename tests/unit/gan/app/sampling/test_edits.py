@@ -79,13 +79,6 @@ def test_a_held_out_picture_is_projected_and_drawn_again(run, capsys):
     assert latents._noise(one, other, 0.5).std().item() == pytest.approx(1, abs=0.03)
 
 
-def test_a_picture_of_a_person_is_cut_to_the_size_of_a_published_file(files, capsys):
-    typed = ["project", "--picture", str(files / "me.png"), "--steps", "3", "--device", "cpu"]
-    assert sample.main([str(files / "style.pkl"), *typed]) == 0
-    assert "style-project-me.pt" in capsys.readouterr().out
-    assert cell("style-project-me.png", 0).mean() == pytest.approx(127.5, abs=2)
-
-
 @pytest.mark.parametrize(
     ("picture", "which", "out"),
     [("me.png", "style.pkl", "me.pt"), ("film.gif", "style.pkl", "./film.pt"), ("me.png", "style.pkl", "style.pt")],

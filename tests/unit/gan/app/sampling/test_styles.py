@@ -25,6 +25,15 @@ def make(seed=0, present=(0, 1, 2), names=NAMES, length=5):
     return Styles(codes * here.unsqueeze(1), here, names, f"picture {seed}")
 
 
+def test_taking_regions_changes_their_rows_alone():
+    one, other = make(0), make(1, present=(1, 3))
+    mixed = one.taking(other, [2, 3])
+    assert torch.equal(mixed.codes[:2], one.codes[:2])
+    assert torch.equal(mixed.codes[2:], other.codes[2:])
+    assert mixed.present.tolist() == [True, True, False, True] and mixed.lacking([1, 2, 3]) == [2]
+    assert torch.equal(one.codes, make(0).codes)  # the old styles stay as they were
+
+
 def test_styles_of_other_networks_are_refused(tmp_path):
     path, styles = tmp_path / "a.pt", make()
     styles.check(NAMES, 5, path)
