@@ -1,7 +1,9 @@
 """Where ranks come from: devices, and what ranks ask each other."""
 
 import os
+from datetime import timedelta
 from functools import partial
+from itertools import count
 from unittest import mock
 
 import pytest
@@ -11,15 +13,59 @@ from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.plugins import MixedPrecision
 
 from datasets import GlobalLoader, GlobalStream
+from gan import Phase
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, TorchAccelerator
+from strategies import PhaseStrategy, TorchAccelerator, world
 from strategies.processes import rendezvous
 from strategies.processes.rendezvous import GLOO
 from strategies.training import ranks_strategy
-from strategies.world import World
+from strategies.world import Groups, World
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.posix import only_on_linux
+
+# ---- groups ----
+
+
+def phases(*learners):
+    return [Phase(f"phase {number}", lambda batch: None, names) for number, names in enumerate(learners)]
+
+
+@pytest.fixture
+def made():
+    """torch's groups are numbers here. The list has those that were ended."""
+    ended, numbers = [], count()
+
+    def new(timeout):
+        assert timeout in (None, timedelta(seconds=7))
+        return next(numbers)
+
+    ours = {"new_group": new, "barrier": lambda: None, "destroy_process_group": ended.append}
+    with mock.patch.multiple(world.dist, **ours):
+        yield ended
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        (["a", "b", "c"], [0, 0, 0]),
+        ([["a", "b"], "c"], [0, 1, 0]),
+        (["a", ["a", "b"], ["b", "c"]], [0, 1, 0]),
+        ([["a", "b"], ["b", "c"], ["c", "a"]], [0, 1, 2]),
+    ],
+)
+def test_players_share_one_unless_they_learn_in_the_same_phase(turns, expected, made):
+    group = Groups(phases(*turns))
+    assert [group.shared(player) for player in "abc"] == expected
+
+
+def test_one_of_its_own_is_never_shared_and_all_are_ended_once(made):
+    group = Groups(phases("a", "b", "c"), timedelta(seconds=7))
+    assert [group.shared("a"), group.own(), group.own(), group.shared("b")] == [0, 1, 2, 0]
+    group.release()
+    group.release()
+    assert sorted(made) == [0, 1, 2]
+
 
 # ---- accelerator ----
 
