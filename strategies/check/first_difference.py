@@ -19,6 +19,7 @@ from strategies.world import World
 
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-4}  # by this part of a row's size
 COARSE = 5e-2
+EXACT = 1e-12  # what has no rounding is summed for each row, in an order that depends on the number of rows
 MOST = 4096  # rows that are looked for among all others
 
 
@@ -71,7 +72,7 @@ class Calls:
         # A number, as a criterion returns it, is a mean over a rank's own samples.
         tensors = [each for each in tensors if each.ndim and each.numel() and not each.is_meta]
         tensors = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in tensors]
-        equal = max((EQUAL.get(each.dtype, COARSE) for each in tensors if each.is_floating_point()), default=0.0)
+        equal = max((EQUAL.get(each.dtype, COARSE) for each in tensors if each.is_floating_point()), default=EXACT)
         shapes, sums = [each.shape[1:] for each in tensors], [_sums(each) for each in tensors]
         self.seen[str(place.key[-1])].append(Moment(self.names[module], returns, shapes, sums, equal, place.calls))
 

@@ -231,6 +231,18 @@ class OfPatches(One):
         return (found * torch.rand_like(found)).square().mean()
 
 
+class Tokens(One):
+    """A network that is given whole numbers, and a loss that compares with the mean of a rank's samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5))
+
+    def play(self, batch):
+        found = self.net((9 * batch["x"]).long().abs() % 9).mean(1)
+        return (found - found.mean(0)).square().sum(1).mean()
+
+
 FORMULA = (
     "In phase 'play' every module that is called gets and returns the same as on one device: look at the loss's own "
     "formula."
@@ -648,6 +660,7 @@ APART = {"sync_batchnorm": False}
         row(
             OfPatches, "same as on one device: look at the loss's own formula.\nA draw must", "Phase 'play' draws [16]"
         ),
+        row(Tokens, FORMULA),
         row(Within, "begins within 'net' (Inside), where 'net.last' (Linear) is given other values", unsaid=("draw",)),
         row(Mislabelled, "begins where 'net' (Inside) is given other values.\nA draw must", "draws [2] once for the"),
         row(OneByOne, LOSS, unsaid=("begins", "look at"), slow=True),
