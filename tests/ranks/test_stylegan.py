@@ -21,7 +21,7 @@ from nets.stylegan import StyleGenerator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, style_networks, stylegan, stylegan_ada
 from tests.support.duel import fit
-from tests.support.parity import parts, trainer
+from tests.support.parity import often, parts, trainer
 from tests.support.saved import read_checkpoint
 
 played = partial(fit, policy="ddp", batches=pictures, check=True)
@@ -86,7 +86,7 @@ def test_frozen_layers_do_not_learn():
 # ---- adaptive augmentation ----
 
 
-@pytest.mark.parametrize("augmented", [True, False])
+@pytest.mark.parametrize("augmented", often([True, False], [True]))
 def test_a_run_goes_on_with_the_augmentation_turned_off_or_on(augmented, tmp_path):
     path = str(tmp_path / "two.ckpt")
     games = [StyleGan(*style_networks(), ada=Ada(pipe="blit") if on else None) for on in (augmented, not augmented)]

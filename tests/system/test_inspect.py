@@ -128,6 +128,7 @@ def test_every_cell_shows_what_the_run_is_and_makes(executed, sean_run):
     assert sheet.height == TITLE + MARGIN + 4 * (128 + MARGIN)  # of four held-out pictures
 
 
+@pytest.mark.slow
 def test_styles_are_exchanged_region_by_region(executed):
     shown = html(executed["exchange"])
     assert shown.count("<tr>") == shown.count('<th scope="row">') + 1 > 4
@@ -137,6 +138,7 @@ def test_styles_are_exchanged_region_by_region(executed):
     assert sheet.height == TITLE + MARGIN + 128 + MARGIN and sheet.width > 8 * 128  # two pictures and six steps
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_in_one_line(executed):
     for name, words in (("no run", "there is no 'runs/999-none'"), ("no region", "moon")):
         (output,) = executed[name]
