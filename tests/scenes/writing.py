@@ -658,10 +658,12 @@ WRITTEN = {
     "a forward and a callback write": Scene(
         Writing, policies={"zero3": 2, "zero2+offload": 2}, often=(),
         callbacks=clips(way="data.copy_", loads=False), saved=("zero3", "zero2+offload"), arrives=(("single", 1),),
+        mutants=(Mutant("nothing is clipped", callbacks=list, slow=True),),
     ),
     "a callback writes": Scene(
         Plain, clipped_by_hand, policies={"single": 1, **OURS, **COPIES, **ENGINES}, callbacks=clips(),
         often=("zero3",), promises=BY_CALLBACK,
+        mutants=(Mutant("nothing is clipped", callbacks=list, slow=True),),
         refused=(
             *unkept(loads_outside, "write them inside gathered(write=True)", "zero3", "fsdp"),
             *unkept(assigns_outside, "write them inside gathered(write=True)", "zero3", "fsdp"),
