@@ -21,12 +21,12 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> None:
     request = parse(argv)
     with working():
-        from gan.app.page.compared import look, over_seeds, page
+        from gan.app.page.compared import comparison_page, open_to_compare, over_seeds
         from gan.app.page.table import write
 
-    opened = [look(which, request.device) for which in request.runs]
+    opened = [open_to_compare(which, request.device) for which in request.runs]
     path = request.file or opened[0].folder.path.parent / "compare.html"
-    write(path, lambda: page(opened), "-o")
+    write(path, lambda: comparison_page(opened), "-o")
     for title, scores in over_seeds(opened).items():
         say(title, *table([*scores.items()]))
     say(f"open {path} in a browser ({path.stat().st_size / 1e6:.1f} MB)")

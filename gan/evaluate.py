@@ -97,10 +97,10 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
 def _evaluate(request: Namespace, device: str) -> None:
     """The work of one process; the first one prints and saves the result."""
-    from gan.app.run.reopen import open_run, together
+    from gan.app.run.reopen import open_run, open_together
     from gan.app.scoring.scoring import evaluate
 
-    opened = together(
+    opened = open_together(
         lambda which: open_run(which, request.out, device, request.data, request.run),
         request.which,
         lambda opened: opened.checkpoint,

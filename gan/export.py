@@ -275,7 +275,7 @@ def _card(
 ) -> dict[str, Callable[[Path], object]]:
     from gan.app.exporting import card
     from gan.app.page.run_tables import held_out
-    from gan.app.run.reopen import shown
+    from gan.app.run.reopen import shown_columns
     from gan.app.sampling import grids
     from gan.app.training.callbacks import SHOWN
 
@@ -289,7 +289,7 @@ def _card(
             described[name] |= {"programs": [_program(name, players) + card.SUFFIX[kind] for kind in kinds]}
     made = card.arguments(opened, described)
     networks = {name: each | {"arguments": made[name]} for name, each in described.items()}
-    columns = shown(opened.run.game, held_out(opened, SHOWN))
+    columns = shown_columns(opened.run.game, held_out(opened, SHOWN))
     pictures = {"samples.png": lambda path: grids.grid(columns, SHOWN).save(path, "PNG")} if columns else {}
     text = card.readme(opened, networks, calls, kinds, licence, said, next(iter(pictures), ""))
     return {"config.json": _text(card.config(opened, networks, known)), **pictures, "README.md": _text(text)}

@@ -102,10 +102,10 @@ def main(argv: list[str]) -> None:
 
 def _sample(settings: Namespace, argv: list[str], device: str) -> None:
     from gan.app.editing.editors import open
-    from gan.app.run.reopen import together
+    from gan.app.run.reopen import open_together
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run, "weights": settings.weights}
-    opened = together(
+    opened = open_together(
         lambda which: open(which, device, **where),
         settings.which,
         lambda opened: settings.which if opened.run is None else opened.run.checkpoint,
@@ -118,7 +118,7 @@ def _sample(settings: Namespace, argv: list[str], device: str) -> None:
 
 def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     """Do what was typed, and write what it gives. Returns the files."""
-    from gan.app.sampling.sheet import NO_MP4, Sheet, spare
+    from gan.app.sampling.sheet import NO_MP4, Sheet, refuse_overwriting
 
     opened.typed = True
     action = settings.action or ("translate" if settings.get("inputs") else opened.default)
@@ -126,7 +126,7 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
     if settings.file:  # what is typed may name files, and pairs of files as picture.jpg:labels.png
         values = [value if isinstance(value, list) else [value] for name, value in typed.items() if name != "file"]
         words = [str(each) for value in values for each in value]
-        spare([part for word in words for part in (word, *word.split(":"))], [Path(settings.file)])
+        refuse_overwriting([part for word in words for part in (word, *word.split(":"))], [Path(settings.file)])
     made = getattr(opened, METHODS.get(action, action.replace("-", "_")))(**typed)
     if not isinstance(made, Sheet):
         return made

@@ -34,12 +34,14 @@ class TorchAccelerator(Accelerator):
         if isinstance(numbers, int):
             numbers = list(range(count if numbers == -1 else numbers))
         if max(numbers) >= count:
-            raise UserError(f"devices={devices}: this machine has {counted(count, best())}; type devices={count}")
+            raise UserError(
+                f"devices={devices}: this machine has {say_devices(count, best_device())}; type devices={count}"
+            )
         return numbers
 
     @staticmethod
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
-        return [torch.device(best(), number) for number in devices]
+        return [torch.device(best_device(), number) for number in devices]
 
     @staticmethod
     def auto_device_count() -> int:
@@ -47,11 +49,11 @@ class TorchAccelerator(Accelerator):
 
     @staticmethod
     def is_available() -> bool:
-        return best() != "cpu"
+        return best_device() != "cpu"
 
     @staticmethod
     def name() -> str:
-        return best()
+        return best_device()
 
 
 def name_of(device: str | torch.device) -> str:
@@ -60,22 +62,22 @@ def name_of(device: str | torch.device) -> str:
     return str(device) if name is None else name(device)
 
 
-def best() -> str:
+def best_device() -> str:
     """The type of the devices that this machine computes on best, such as cuda; cpu if it has no accelerator."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return "cpu" if found is None else found.type
 
 
-def counted(count: int, of: str) -> str:
+def say_devices(count: int, of: str) -> str:
     """So many devices of a type, in words: 2 GPUs."""
-    return f"{count} {noun(of)}{'' if count == 1 else 's'}"
+    return f"{count} {device_noun(of)}{'' if count == 1 else 's'}"
 
 
-def noun(of: str) -> str:
+def device_noun(of: str) -> str:
     return "GPU" if of in ("gpu", *GPUS) else f"{of} device"
 
 
-def correct(precision: Precision, device: torch.device) -> None:
+def correct_precision(precision: Precision, device: torch.device) -> None:
     """Correct what Lightning takes this device for: every mixed precision for cuda, every CUDA build for a GPU's."""
     if isinstance(precision, MixedPrecision):
         precision.device = device.type

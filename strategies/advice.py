@@ -8,13 +8,13 @@ _leaders: dict[str, str] = {}  # whom a player follows; itself if it follows non
 
 
 def note_typed(typed: Mapping[str, str], leaders: Mapping[str, str]) -> None:
-    """Let `instead` know what all players have."""
+    """Let `type_instead` know what all players have."""
     for kept, new in ((_typed, typed), (_leaders, leaders)):
         kept.clear()
         kept.update(new)
 
 
-def instead(player: str, policy: str = "", without: str = "") -> str:
+def type_instead(player: str, policy: str = "", without: str = "") -> str:
     """`--strategy ...` that gives one player another policy, or its own without an option; others keep what they have.
 
     A player that follows another one has the policy of that one.

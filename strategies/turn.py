@@ -16,7 +16,7 @@ from gan.files.errors import UserError, explained
 from gan.module import GanModule
 from gan.phase import Losses, Phase
 from strategies import private
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.batches.draws import Draws, for_all_ranks
 from strategies.batches.micro_batches import Batches
 from strategies.hooks import NO_HOOKS, Hooks, refuse_partial_gradients, see_gradients
@@ -280,7 +280,7 @@ def _losses(phase: Phase, part: Any, place: noise.Place, training: Training) -> 
             if "bf16" in policy.options and "type" in str(error):
                 error.add_note(
                     f"player '{name}' has the option bf16, with which its layers read their weights in bfloat16, and "
-                    f"not every kernel takes that; type {instead(name, without='bf16')}"
+                    f"not every kernel takes that; type {type_instead(name, without='bf16')}"
                 )
         if "is sharded: its values" in str(error):  # torch.compile has wrapped a UserError
             raise UserError(

@@ -11,7 +11,7 @@ from PIL import Image
 
 from datasets.files.cache import all_files
 from datasets.files.decoding import MOST_BYTES, SUFFIXES
-from datasets.files.sources import FORMS, Folder, Source, Tar, Zip, numbered, reading
+from datasets.files.sources import FORMS, Folder, Source, Tar, Zip, classes_by_number, reading
 from gan.files.errors import UserError, explained
 
 # torchvision's sets by the names that are typed.
@@ -26,7 +26,7 @@ HOME = "data"  # where sets by name lie, or are downloaded to
 UNLABELLED = ("celeba", "lsun")  # their numbers are no classes to train by
 
 
-def absent(data: str, forms: str = "", option: str = "--data") -> UserError:
+def absent_data(data: str, forms: str = "", option: str = "--data") -> UserError:
     """The error of data that are not there, which may be those that nobody has typed after the `option`."""
     data += ", which is taken where --data is not typed" if data == HOME else ""
     return UserError(f"there is no folder {data}; type {option} and the folder in which the data set lies{forms}")
@@ -35,7 +35,7 @@ def absent(data: str, forms: str = "", option: str = "--data") -> UserError:
 def check_there(data: str, option: str = "--data") -> None:
     """Refuse what is neither there nor a name, without looking into it."""
     if not Path(data).expanduser().exists() and _name(data) not in NAMED:
-        raise absent(data, f", or {FORMS}", option)
+        raise absent_data(data, f", or {FORMS}", option)
 
 
 def find_source(data: str, classes: bool | None = None, option: str = "--data") -> Source:
@@ -102,7 +102,7 @@ class Parquet(Source):
                     stamps += [(0, state.st_mtime_ns)] * rows
                     labels += table.read_row_group(group, [label])[label].to_pylist() if label else []
         whole = classes is not False and len(labels) == len(names) > 0 and all(type(each) is int for each in labels)
-        known = numbered(labels, class_names) if whole and min(labels) >= 0 else None
+        known = classes_by_number(labels, class_names) if whole and min(labels) >= 0 else None
         self.files = files
         super().__init__("Parquet", path, names, stamps, known)
         self.places = np.array(places, np.int64)[self.order]
@@ -163,7 +163,7 @@ class Named(Source):
         labels = next((np.asarray(each).tolist() for each in given if each is not None), None)
         whole = labels is not None and classes is not False and name not in UNLABELLED
         names = [f"{name}/{row:08}" for row in range(len(self.set))]
-        known = numbered(labels, getattr(self.set, "classes", ())) if whole else None
+        known = classes_by_number(labels, getattr(self.set, "classes", ())) if whole else None
         super().__init__(f"torchvision's {kind}", root, names, [(0, 0)] * len(names), known)
 
     def read(self, index: int) -> Image.Image:

@@ -14,7 +14,7 @@ from datasets.drawn.drawing import FLIP_PAIRS, LABELS
 from datasets.files import pairs
 from datasets.files.cache import MAX_PROBLEMS, all_files, cache_folder, raise_problems, remember
 from datasets.files.pairs import PICTURES, Column, Fit, Pairs, Size, look_up_split, opened, read_map, unpacked_folder
-from datasets.files.pictures import drawn
+from datasets.files.pictures import in_share
 from gan.files.disk import read_text
 from gan.files.errors import UserError, explained
 
@@ -205,7 +205,7 @@ class FolderPairs(Pairs):
             raise UserError(f"one picture in '{self.root}' is none to hold out; add a second")
         out = np.arange(len(self)) >= len(self) - held_out
         if isinstance(held_out, float):
-            out = drawn(self.sample_names, held_out)
+            out = in_share(self.sample_names, held_out)
         if not 0 < out.sum() < len(self):
             found = f"{len(self)} pictures in '{self.root}'"
             raise UserError(f"{found}, {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}")

@@ -256,7 +256,9 @@ def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]
         gone = f"there is no file '{path}'" if stamp is None else f"there is no {path} any more; put it back"
         raise UserError(gone) from error
     except Exception as error:  # Pillow raises many kinds for damaged files
-        raise UserError(f"{path} cannot be read as a picture ({why(error)}); replace or remove it") from error
+        raise UserError(
+            f"{path} cannot be read as a picture ({why_unreadable(error)}); replace or remove it"
+        ) from error
     if changed:
         how = f"it had {stamp[0]:,} bytes, and has {state.st_size:,}"
         if state.st_size == stamp[0]:
@@ -267,7 +269,7 @@ def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]
         )
 
 
-def why(error: Exception, formats: Sequence[str] = FORMATS) -> str:
+def why_unreadable(error: Exception, formats: Sequence[str] = FORMATS) -> str:
     """What is wrong with a picture that Pillow does not read, in one line."""
     if isinstance(error, UnidentifiedImageError):
         return f"it is none of {', '.join(formats)}"

@@ -81,7 +81,7 @@ class UsableSamples(Dataset):
         In small sets a few more are held out, or there would be nothing to look at. There some samples change sides
         when others are added. Where the share itself is FEWEST or more, each keeps its side.
         """
-        out = drawn(self.sample_names, held_out)
+        out = in_share(self.sample_names, held_out)
         return self.part(~out), self.part(out)
 
     def part(self, rows: np.ndarray) -> Self:
@@ -269,7 +269,7 @@ class MadeUp(Dataset):
 NOTED = "size", "channels", "classes", "class_names", "num_labels", "label_names", "half"
 
 
-def noted(samples: Any) -> dict[str, Any]:
+def facts_of(samples: Any) -> dict[str, Any]:
     """What `MadeUp` needs to stand for samples of files, by JSON's values; of other samples nothing."""
     if not type(samples).__module__.startswith(__package__ or ""):
         return {}
@@ -278,7 +278,7 @@ def noted(samples: Any) -> dict[str, Any]:
     return found | {"kind": type(samples).__name__, "length": len(samples), "void": void}
 
 
-def drawn(names: Sequence[bytes], share: float) -> np.ndarray:
+def in_share(names: Sequence[bytes], share: float) -> np.ndarray:
     """Which of these names are in that share, as True: they decide it themselves. Of few names it is a few more."""
     draws = np.array([seed_for("held out", name.hex()) / 2**63 for name in names])
     few = min(FEWEST, len(names) // 4)

@@ -18,7 +18,7 @@ from datasets.augment import Augment, corner
 from datasets.files.cache import listed
 from datasets.files.find import find_source
 from datasets.files.pairs import Size, as_size
-from datasets.files.pictures import MadeUp, Pictures, drawn
+from datasets.files.pictures import MadeUp, Pictures, in_share
 from datasets.files.sources import SPLITS, Source
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -97,7 +97,7 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
             raise UserError(f"{data} has no pictures to train on of the side {side.upper()}; give {FORMS}")
         if not held:
             keys = list(found[False, side])
-            chosen = compress(keys, drawn(list(map(os.fsencode, keys)), held_out))
+            chosen = compress(keys, in_share(list(map(os.fsencode, keys)), held_out))
             found[True, side] = {key: found[False, side].pop(key) for key in chosen}
 
     def part(out: bool, side: str) -> Part:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from datasets.files.cache import all_files
 from datasets.files.decoding import MOST_BYTES, READ, SUFFIXES
-from datasets.files.pairs import why
+from datasets.files.pairs import why_unreadable
 from gan.files.disk import regular
 from gan.files.errors import UserError, explained
 
@@ -98,7 +98,7 @@ class Source(ABC):
                     yield picture
         except Exception as error:  # Pillow and archives raise many kinds for damaged files
             name = self.name(index).replace("\n", "\\n")  # or the rest would look like another message
-            raise UserError(f"{name}: {why(error, READ)}") from error
+            raise UserError(f"{name}: {why_unreadable(error, READ)}") from error
 
     def kept(self, what: object, make: Callable[[], Any]) -> Any:
         """What `make` opens, until something else is asked for, in each process: two would share one position in it."""
@@ -189,7 +189,7 @@ class Tar(Source):
         found = [label for stem in stems if (label := samples.get(stem)) is not None]
         labels = class_folders([name.partition("/")[2] for name in names] if len(shards) > 1 else names, classes)
         if names and len(found) == len(names) and classes is not False:
-            labels = numbered(found)
+            labels = classes_by_number(found)
         super().__init__("tar shards" if len(shards) > 1 else "a tar", path, names, stamps, labels)
         self.places = np.array(places, np.int64)[self.order]
 
@@ -246,7 +246,7 @@ def _labels_in(stream: IO[bytes], names: Sequence[str], file: Path) -> Labels | 
             raise UserError(f"{file} {what}: {shown} ({len(missing)} in all); correct it, or type --classes false")
     labels = [known[name] for name in names]
     if all(type(label) is int and 0 <= label < 2**20 for label in labels):
-        return numbered(labels)
+        return classes_by_number(labels)
     lengths = {len(label) if isinstance(label, list) else 0 for label in labels}
     finite = (type(value) in (int, float) and math.isfinite(value) for label in labels for value in label)
     if len(lengths) == 1 and lengths != {0} and all(finite):
@@ -254,7 +254,7 @@ def _labels_in(stream: IO[bytes], names: Sequence[str], file: Path) -> Labels | 
     raise UserError(f"{file} has labels that are neither whole numbers from 0 on nor vectors of one length")
 
 
-def numbered(labels: Sequence[int], names: Sequence[str] = ()) -> Labels:
+def classes_by_number(labels: Sequence[int], names: Sequence[str] = ()) -> Labels:
     """Classes that are numbers. Without names they go by their number."""
     return np.array(labels), tuple(names or map(str, range(max(labels, default=0) + 1)))
 

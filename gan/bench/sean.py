@@ -39,7 +39,7 @@ from nets.published.sean import discriminator_file, generator_file
 from nets.sean import SeanGenerator, StyleEncoder
 from nets.sean.generator import ACE
 from strategies import PhaseStrategy
-from strategies.accelerator import best
+from strategies.accelerator import best_device
 from strategies.processes.heap import keep_freed_memory
 
 REFERENCE = Path(__file__).parents[2] / "tests/support/sean_reference.py"
@@ -128,7 +128,7 @@ def painter(way: str, sizes: Sizes, device: torch.device) -> nn.Module:
 
 def paint(cell: Way, sizes: Sizes) -> Figures:
     """Paint, forward and backward, once to count what is kept and once to take the time."""
-    device = torch.device(best())
+    device = torch.device(best_device())
     if device.type == "cpu":
         keep_freed_memory()
     form = torch.channels_last if "channels last" in cell.way else torch.contiguous_format
@@ -209,7 +209,7 @@ def train_ours(cell: Way, sizes: Sizes) -> Figures:
 
 def train_published(cell: Way, sizes: Sizes) -> Figures:
     """Train the published networks in a plain loop, a step that does not count and one that does."""
-    device, plain = torch.device(best()), reference()
+    device, plain = torch.device(best_device()), reference()
     game, batch = opened(cell, sizes)
     batch = {name: value.to(device) for name, value in batch.items()}
     mask = game.to(device).mask(batch["label"])
@@ -288,7 +288,7 @@ class SeanBenchmark(Benchmark[Way]):
         ways = [PUBLISHED, OURS]
         if not self.settings.whole:
             ways += ["ours, nothing recomputed"]
-            ways += ["ours, bf16", "ours, bf16 channels last"] if best() == "cuda" else []
+            ways += ["ours, bf16", "ours, bf16 channels last"] if best_device() == "cuda" else []
         return (Way(*each) for each in product(self.settings.masks, self.settings.batches, ways))
 
     def base(self, cell: Way) -> Way:
@@ -296,10 +296,10 @@ class SeanBenchmark(Benchmark[Way]):
 
     def measure(self, cell: Way) -> Figures:
         trained = train_published if cell.way == PUBLISHED else train_ours
-        return in_world(trained if self.settings.whole else paint, cell, self.sizes, device=best())[0]
+        return in_world(trained if self.settings.whole else paint, cell, self.sizes, device=best_device())[0]
 
     def heading(self) -> str:
-        where = f"at {self.settings.size} px, on {self.known('place', best())}"
+        where = f"at {self.settings.size} px, on {self.known('place', best_device())}"
         if self.settings.whole:
             rate = self.known("GFLOP/s", None)  # which ours measures
             return f"SEAN's whole step {where}" + (f"; a plain convolution has {rate:.0f} GFLOP/s" if rate else "")

@@ -29,7 +29,7 @@ from gan.files.errors import markdown
 from gan.module import GanModule
 from gan.runs import build
 from strategies import PhaseStrategy
-from strategies.accelerator import best
+from strategies.accelerator import best_device
 from strategies.batches.micro_batches import Batches
 
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16}
@@ -95,7 +95,7 @@ class SpeedBenchmark(RunBenchmark[Way]):
         return (Way(*each) for each in product(items(self.settings.precisions), titles))
 
     def measure(self, way: Way) -> Figures:
-        return in_world(measure, *self.run, way, self.settings.steps, device=best())[0]
+        return in_world(measure, *self.run, way, self.settings.steps, device=best_device())[0]
 
     def heading(self) -> str:
         return f"{self.known('place', platform.machine())}, torch {torch.__version__}, {date.today()}"

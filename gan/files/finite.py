@@ -44,7 +44,7 @@ def as_made(module: nn.Module) -> set[str]:
     return {name for name, buffer in buffers.items() if buffer.is_meta} | not_finite(buffers).keys()
 
 
-def named(found: Sequence[Bad]) -> str:
+def names_of(found: Sequence[Bad]) -> str:
     player, tensor, what = found[0]
     more = f", and {len(found) - 1} more tensors have" if len(found) > 1 else " has"
     return f"'{tensor}' of player '{player}'{more} {what if len(found) == 1 else 'NaN or infinity'}"

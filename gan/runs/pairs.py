@@ -70,7 +70,7 @@ FOLDER = LAYOUTS[-1]
 
 def layout_of(data: str) -> Layout:
     """Which set with label maps lies in a folder. A plan without pictures is one of a folder's."""
-    from datasets.files.find import absent
+    from datasets.files.find import absent_data
 
     root = Path(data).expanduser()
     found = next((each for each in LAYOUTS if any((root / mark).is_dir() for mark in each.marks)), None)
@@ -78,7 +78,7 @@ def layout_of(data: str) -> Layout:
         return found
     known = ", ".join(f"{layout.marks[0]}/ ({layout.title})" for layout in LAYOUTS)
     none = UserError(f"there are no label maps in {data}; a set is known by its folder: {known}")
-    known_as: Any = made_up(none if root.is_dir() else absent(data), kind=FOLDER.kind)[0]
+    known_as: Any = made_up(none if root.is_dir() else absent_data(data), kind=FOLDER.kind)[0]
     return next(layout for layout in LAYOUTS if layout.kind == known_as.kind)
 
 

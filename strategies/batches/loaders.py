@@ -88,7 +88,7 @@ class DealtLoader:
             random_state.restore(own)
 
 
-def prepared(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool, batches: Batches) -> Any:
+def prepare_loader(loader: Any, world: World, training: bool, is_dp: bool, overfits: bool, batches: Batches) -> Any:
     """The loader as ranks read it, made again if need be. `overfits`: the first batches come in each epoch."""
     if type(loader) in (GlobalLoader, GlobalStream) and (overfits or loader.ranks != world.size):
         loader = loader.again()

@@ -172,7 +172,7 @@ def shake_weights(policies: Iterable[Policy], seed: int) -> None:
         policy.storage.reshard()
 
 
-def moved(one: Trial, shaken: Sequence[Trial]) -> dict[tuple[str, ...], float]:
+def moved_by_rounding(one: Trial, shaken: Sequence[Trial]) -> dict[tuple[str, ...], float]:
     """How far rounding alone moves each number and each tensor of a trial."""
     found: dict[tuple[str, ...], float] = {}
     for other in shaken:

@@ -40,7 +40,14 @@ from gan.pool import ImagePool
 from nets.norm import unsynchronised
 from strategies.batches.draws import BY_GENERATOR, ByPhase, in_words
 from strategies.check import left_behind
-from strategies.check.comparison import A_MEAN_OVER_SAMPLES, SHAKES, Comparison, moved, roundings, shake_weights
+from strategies.check.comparison import (
+    A_MEAN_OVER_SAMPLES,
+    SHAKES,
+    Comparison,
+    moved_by_rounding,
+    roundings,
+    shake_weights,
+)
 from strategies.check.first_difference import Begin, Calls
 from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
@@ -364,7 +371,7 @@ class TrialRunner:
         together.collectives = alone.collectives
         shaken = [self.run(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
         seen = [dtypes for each in gather([trial.dtypes for trial in (together, *shaken)]) for dtypes in each]
-        lines = replace(comparison, rounding=roundings(*seen)).lines(moved(alone, shaken))
+        lines = replace(comparison, rounding=roundings(*seen)).lines(moved_by_rounding(alone, shaken))
         found = dict(line for each in gather(lines) for line in each.items())
         together.begins = self._begins(own, samples) if found else []
         return together, found

@@ -213,7 +213,7 @@ def refuse_lazy(game: nn.Module) -> None:
             )
 
 
-def move(game: nn.Module, device: torch.device, precision: Precision, everywhere: bool = False) -> None:
+def move_game(game: nn.Module, device: torch.device, precision: Precision, everywhere: bool = False) -> None:
     """To this device, in the run's precision. With `everywhere`, all ranks get the values of the first one."""
     with aside(game, resharded):
         precision.convert_module(game)

@@ -79,7 +79,7 @@ def check_seen(part: Path) -> None:
     raise UserError(f"the first rank made {part} and it is not there; save to a disk that all machines share")
 
 
-def put(path: Path) -> None:
+def put_in_place(path: Path) -> None:
     """Give the complete folder its final name. See [Note: complete or absent]."""
     part, older = part_of(path), replaced(path)
     _flush(part)

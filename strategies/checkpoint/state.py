@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from gan import noise
 from gan.files.checkpoint import failing, load_module_state
 from gan.files.errors import UserError, reason
-from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
+from gan.files.finite import Bad, NotFinite, as_made, names_of, not_finite
 from gan.files.tensors import Share
 from gan.noise import Drawn
 from gan.pool import ImagePool
@@ -129,7 +129,7 @@ class State:
         }
         if bad := list(dict.fromkeys(each for of_rank in found for each in of_rank)):
             rank_zero_warn(
-                f"{paths[0]} has weights that are not finite: {named(bad)}; it will not be resumed or opened. Stop "
+                f"{paths[0]} has weights that are not finite: {names_of(bad)}; it will not be resumed or opened. Stop "
                 f"this run, and go on from an earlier checkpoint"
             )
         return paths[0], names[0]
@@ -188,7 +188,7 @@ class State:
         self.world.each(load_averages)
         found = self.world.each(lambda: self._not_finite(self._weights(buffers=True)))
         if bad := list(dict.fromkeys(each for of_rank in found for each in of_rank)):
-            raise NotFinite(f"the checkpoint cannot be used: {named(bad)}; take an earlier one")
+            raise NotFinite(f"the checkpoint cannot be used: {names_of(bad)}; take an earlier one")
 
     def load_training(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training needs to resume: optimizers, loss scales, counts."""

@@ -25,7 +25,7 @@ from gan.files.checkpoint import FORMAT, SHARE, TENSOR
 from gan.files.errors import DiskError, UserError, reason
 from gan.files.tensors import NAMES, Share
 from gan.files.values import VALUES, Key, encode, sealed, text_of
-from strategies.checkpoint.folders import check_seen, new_part, part_of, put
+from strategies.checkpoint.folders import check_seen, new_part, part_of, put_in_place
 from strategies.world import ALONE, World
 
 
@@ -201,7 +201,7 @@ def _complete(path: Path, text: bytes, files: list[dict[str, str]]) -> None:
         file.write(sealed({"format": FORMAT, "files": checksums}, text))
         file.flush()
         os.fsync(file.fileno())
-    put(path)
+    put_in_place(path)
 
 
 # ---- beside training ----

@@ -16,7 +16,7 @@ from strategies.cost.stages import Stages
 from strategies.cost.tracing import Trace
 from strategies.options.blocks import modules_of_blocks
 from strategies.policies import POLICIES
-from strategies.policies.amounts import Collective, Group, Held, Moved, moved, size
+from strategies.policies.amounts import Collective, Group, Held, Moved, bytes_moved, size_of
 from strategies.policies.belongings import belongings_of
 from strategies.policies.choice import Choice, ranks_as_typed
 from strategies.policies.ddp import Ddp
@@ -96,7 +96,7 @@ class Budget:
         self.curves = cache(self._curves)
         self.belongings = belongings_of(self.game.players, self.game, self.game.phases)
         own = {id(each) for player in self.game.players.values() for each in _tensors(player.module)}
-        self.others = size(each for each in _tensors(self.game) if id(each) not in own)  # of no player
+        self.others = size_of(each for each in _tensors(self.game) if id(each) not in own)  # of no player
 
     def _policy(self, player: str, choice: Choice) -> Policy:
         """A policy that is not adopted. A player that follows another one has that one's choice."""
@@ -172,7 +172,7 @@ class Budget:
                 for name, curve in mine.items()
             }
             sent = {name: curve.collectives for name, curve in mine.items()} | dict(more[number])
-            links = moved([one for each in sent.values() for one in each], self.world.per_node)
+            links = bytes_moved([one for each in sent.values() for one in each], self.world.per_node)
             idle = max(curve.idle for curve in mine.values())
             activated = float(activations[number][at])
             phases.append(PhaseCost(trace.phase, trace.every, players | dict(buffers), activated, sent, links, idle))
@@ -184,7 +184,7 @@ class Budget:
         names = [name for name, other in self.game.players.items() if player in (name, other.follows)]
         traces, local = self.traces(recompute), self.world.per_node
         pairs = (pair for name in names for pair in zip(traces, self.curves(name, choice, recompute), strict=True))
-        return sum((moved(curve.collectives, local) * (1 / trace.every) for trace, curve in pairs), Moved())
+        return sum((bytes_moved(curve.collectives, local) * (1 / trace.every) for trace, curve in pairs), Moved())
 
     def recomputing(self, choices: Mapping[str, Choice]) -> frozenset[str]:
         """The players whose choice says `recompute`, and who gain by it: single layers in a pipeline do not."""

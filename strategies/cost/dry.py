@@ -20,7 +20,7 @@ from gan.phase import Phase
 from strategies import private
 from strategies.cost.tracing import Event, Kind, Trace
 from strategies.observers import Ledger, Living
-from strategies.policies.amounts import Collective, Group, size
+from strategies.policies.amounts import Collective, Group, size_of
 from strategies.policies.belongings import Belongings
 from strategies.policies.policy import Policy
 from strategies.world import Groups
@@ -63,7 +63,7 @@ class Dry:
         stored = self.policy.storage.tensors()
         self.living = Living([*copies.values(), *self.owned.values(), *stored], self.saw_collective)
         self.home = "offload" in policy.options
-        self.optimizer = NoOptimizer(0 if self.home else policy.step_bytes(size(self.owned.values())))
+        self.optimizer = NoOptimizer(0 if self.home else policy.step_bytes(size_of(self.owned.values())))
         self.collectives: list[Collective] = []
         self.learning = False
         self.stack = ExitStack()  # around a phase
@@ -166,7 +166,7 @@ class Replicated(Dry):
 
     def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
         super().__init__(policy, phases)
-        self.kept_gradients, self.everyone = size(policy.weights.values()), Group(policy.world.size)
+        self.kept_gradients, self.everyone = size_of(policy.weights.values()), Group(policy.world.size)
         self.last = False  # whether the phase's last backward runs
 
     def backward(self, last: bool) -> None:

@@ -13,7 +13,7 @@ from strategies.cost.dry import Curve, Dry, NoOptimizer
 from strategies.cost.tracing import Event, Kind, Trace
 from strategies.observers import Ledger, Life
 from strategies.pipelining.passes import AHEAD
-from strategies.policies.amounts import Group, bubble, size
+from strategies.policies.amounts import Group, bubble, size_of
 from strategies.policies.pipeline import Pipeline
 
 
@@ -35,7 +35,7 @@ class Stages(Dry):
         self.pipe, self.copies = Group(ranks), Group(policy.world.size // ranks, ranks)
         mine = {name: policy.weights[name] for name in policy.of_largest() if name in policy.weights}
         self.copy_of = {id(each): self.copy_of[id(each)] for each in mine.values()}
-        self.optimizer = NoOptimizer(policy.step_bytes(size(mine.values())))
+        self.optimizer = NoOptimizer(policy.step_bytes(size_of(mine.values())))
         self.networks = {network for network, _ in policy.staged}
         self.ends: set[nn.Module] = set()  # of all stages but the last
         self.stage_of = dict.fromkeys(self.networks, 0)
@@ -54,7 +54,7 @@ class Stages(Dry):
             self.largest[network] = [max(part, default=0) for part in parts]
         # How much less of weights, optimizer states and averages each rank holds than the one that has most weights.
         kept = policy.between_phases().bytes / max(1, policy.whole_bytes)
-        self.less = [kept * (policy.whole_bytes - size(part.values())) for part in policy.parts]
+        self.less = [kept * (policy.whole_bytes - size_of(part.values())) for part in policy.parts]
 
     def play(self, trace: Trace) -> Curve:
         curve = super().play(trace)
@@ -163,7 +163,7 @@ class Stages(Dry):
             self.move(back, passed, self.pipe)
 
     def finish(self) -> None:
-        self.move("all-reduce", size(self.copy_of.values()), self.copies)
+        self.move("all-reduce", size_of(self.copy_of.values()), self.copies)
 
 
 class Call:

@@ -9,7 +9,7 @@ from torch import nn
 
 from gan.files.errors import UserError
 from gan.phase import Player
-from strategies.advice import instead
+from strategies.advice import type_instead
 
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -38,7 +38,7 @@ def find_blocks(player: Player) -> list[Block]:
         return blocks
     raise UserError(
         f"player '{player.name}': recompute finds no block of several layers in its {type(player.module).__name__}; "
-        f"leave the option out for it, {instead(player.name, without='recompute')}, or name modules that have a "
+        f"leave the option out for it, {type_instead(player.name, without='recompute')}, or name modules that have a "
         f"forward: Player(..., blocks=[...])"
     )
 

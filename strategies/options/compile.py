@@ -11,7 +11,7 @@ from torch import nn
 
 from gan.files.errors import UserError, explained
 from gan.phase import Phase, Player
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.options.blocks import has_forward
 
 BACKEND = "inductor"
@@ -55,7 +55,7 @@ class Compiled:
         if not self.calls:
             raise UserError(
                 f"player '{player.name}': no module of its {type(player.module).__name__} has a forward to compile; "
-                f"leave the option out for it: {instead(player.name, without='compile')}"
+                f"leave the option out for it: {type_instead(player.name, without='compile')}"
             )
         self.before = ExitStack()
         for module in self.calls:
@@ -86,7 +86,7 @@ class Compiled:
             raise UserError(
                 f"player '{self.player.name}': torch.compile fails on its {type(self.player.module).__name__}: "
                 f"{cause}; leave the option compile out for it: "
-                f"{instead(self.player.name, without='compile')}"
+                f"{type_instead(self.player.name, without='compile')}"
             ) from error
 
     def release(self) -> None:
@@ -113,12 +113,13 @@ def refuse_compiled_by_author(player: Player, readers: Sequence[nn.Module], poli
     if any(isinstance(each, torch.jit.ScriptModule) for each in readers):
         raise UserError(
             f"player '{player.name}': torch.jit.script has compiled a part of its network, and '{policy}' cannot "
-            f"gather the weights there; leave torch.jit.script out, or type {instead(player.name, 'zero2')}"
+            f"gather the weights there; leave torch.jit.script out, or type {type_instead(player.name, 'zero2')}"
         )
     if any(map(compiled_by_author, readers)):
         raise UserError(
             f"player '{player.name}': the game compiles its network, and '{policy}' must gather the weights before "
-            f"each compiled call; leave torch.compile out of the game and type {instead(player.name, 'zero3+compile')}"
+            f"each compiled call; leave torch.compile out of the game and type "
+            f"{type_instead(player.name, 'zero3+compile')}"
         )
 
 
@@ -136,7 +137,7 @@ def played(phase: Phase, compiled: list[str], by_author: bool) -> AbstractContex
 
     `by_author`: the game itself compiles some of them.
     """
-    option = f"leave torch.compile out of the game, type {instead(compiled[0], 'ddp+compile')} and " * by_author
+    option = f"leave torch.compile out of the game, type {type_instead(compiled[0], 'ddp+compile')} and " * by_author
     return explained(
         f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
         f"({', '.join(compiled)}); {option}type Phase('{phase.name}', ..., second_order=True), and in this phase they "

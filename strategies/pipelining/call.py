@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies import private
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.batches.reachable import copied, kind_of
 from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
@@ -97,7 +97,7 @@ class _Piped(torch.autograd.Function):
         if not ctx.pieces:
             raise UserError(
                 f"player '{pipe.player}': backward goes a second time through one call of its network, and under "
-                f"policy 'pipeline' what it needs is kept for one; type {instead(pipe.player, 'zero3')}"
+                f"policy 'pipeline' what it needs is kept for one; type {type_instead(pipe.player, 'zero3')}"
             )
         pipe.finish()
         pieces, ctx.pieces = ctx.pieces, {}
@@ -121,7 +121,7 @@ class _Constant(torch.autograd.Function):
     def backward(ctx, slope: Tensor) -> tuple[None, ...]:  # noqa: ANN001
         raise UserError(
             f"player '{ctx.player}': a loss differentiates a gradient that has come through its network "
-            f"(create_graph=True), which does not go through a pipeline; type {instead(ctx.player, 'zero3')}"
+            f"(create_graph=True), which does not go through a pipeline; type {type_instead(ctx.player, 'zero3')}"
         )
 
 
@@ -137,7 +137,7 @@ def planned(request: ForwardRequest) -> ForwardPlan:
                 raise UserError(
                     f"player '{pipe.player}': weight '{name}' has a hook that changes its gradient, which does not go "
                     f"through a pipeline; write on_before_optimizer_step(self, optimizer), or type "
-                    f"{instead(pipe.player, 'zero3')}"
+                    f"{type_instead(pipe.player, 'zero3')}"
                 )
             if pipe.overlaps and private.post_accumulate_hooks(weight):  # torch would call it without a gradient
                 raise UserError(

@@ -9,7 +9,7 @@ from torch import nn
 
 from gan.files.errors import UserError
 from gan.phase import Player
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.options.blocks import LISTS, has_forward, modules_of_blocks
 
 
@@ -38,7 +38,7 @@ def networks_of(player: Player) -> dict[str, nn.Module]:
         if not isinstance(module, LISTS) or module._parameters:
             raise UserError(
                 f"player '{player.name}': a pipeline needs a network that is called, and a {type(module).__name__} has "
-                f"no forward; type {instead(player.name, 'zero3')}"
+                f"no forward; type {type_instead(player.name, 'zero3')}"
             )
         for inner, child in module.named_children():
             yield from walk(f"{name}.{inner}".lstrip("."), child)
@@ -104,8 +104,8 @@ def _refuse_tied(player: Player, units: Sequence[Unit]) -> None:
             if (other := seen.setdefault(id(parameter), unit.name)) != unit.name:
                 raise UserError(
                     f"player '{player.name}': weight '{name}' is in '{other}' and in '{unit.name}', which may be in "
-                    f"two stages of a pipeline; type {instead(player.name, 'zero3')}, or name a block that has both: "
-                    f"Player(..., blocks=[...])"
+                    f"two stages of a pipeline; type {type_instead(player.name, 'zero3')}, or name a block that has "
+                    f"both: Player(..., blocks=[...])"
                 )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.batches.reachable import PLAIN, ModuleAttributes, same
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.program import Endpoint, Meta, Pipe, Program, Transfer, UnitCall, in_bytes
@@ -118,7 +118,7 @@ class Buffers:
             raise UserError(
                 f"player '{player}': a loss learns from what '{path}' leaves in its attribute '{name}', which a "
                 f"pipeline has on the rank of the layer only; let the network's forward return that, or type "
-                f"{instead(player, 'zero3')}"
+                f"{type_instead(player, 'zero3')}"
             )
 
         with torch.enable_grad():
@@ -261,7 +261,7 @@ def another_way(player: str, what: str = "goes another way than before") -> User
     """The error where a forward differs between two calls, or between two ranks."""
     return UserError(
         f"player '{player}': its forward {what}; a pipeline needs the same blocks in the same order, in every call and "
-        f"on every rank; type {instead(player, 'zero3')}"
+        f"on every rank; type {type_instead(player, 'zero3')}"
     )
 
 
@@ -388,7 +388,7 @@ class BackwardPass:
                 raise UserError(
                     f"player '{self.pipe.player}': backward writes buffer '{name}', as where torch.utils.checkpoint "
                     f"computes a batch norm again; leave the checkpoint out and type pipeline+recompute, or type "
-                    f"{instead(self.pipe.player, 'zero3')}"
+                    f"{type_instead(self.pipe.player, 'zero3')}"
                 )
 
     def slopes(self) -> list[Tensor | None]:

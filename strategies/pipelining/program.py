@@ -18,7 +18,7 @@ from gan.files.errors import UserError, explained
 from gan.files.tensors import as_bytes
 from nets.norm import rows_together
 from strategies import private
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.batches import random_state
 from strategies.pipelining.cutting import Unit
 from strategies.sharding.resharded_parameter import version_of
@@ -116,7 +116,7 @@ def refuse_checkpoint(player: str, around: str) -> None:
         raise UserError(
             f"player '{player}': torch.utils.checkpoint around {around} computes it again in backward, where the other "
             f"ranks of a pipeline do not come; leave the checkpoint out and type "
-            f"{instead(player, 'pipeline+recompute')}"
+            f"{type_instead(player, 'pipeline+recompute')}"
         )
 
 
@@ -186,7 +186,7 @@ class Pipe:
         """The error where the network does what does not go through stages."""
         return UserError(
             f"player '{self.player}': under policy 'pipeline' its network {what}; otherwise type "
-            f"{instead(self.player, 'zero3')}"
+            f"{type_instead(self.player, 'zero3')}"
         )
 
     def rank_of(self, stage: int) -> int:
@@ -272,7 +272,7 @@ class Program(TorchFunctionMode):
         if writer is not None and writer.stage != target:
             raise UserError(
                 f"player '{self.player}': '{writer.name}' changes in place what another stage uses after it; build its "
-                f"first layer without inplace=True, or type {instead(self.player, 'zero3')}"
+                f"first layer without inplace=True, or type {type_instead(self.player, 'zero3')}"
             )
         real = leaf if source is None else None
         if source is not None and source != target:
@@ -367,13 +367,13 @@ class Program(TorchFunctionMode):
             except (TypeError, ValueError, RuntimeError) as error:
                 raise UserError(
                     f"player '{self.player}': '{unit.name}' returns what cannot be made without its values, as a "
-                    f"PackedSequence; keep that inside a block, or type {instead(self.player, 'zero3')} ({error})"
+                    f"PackedSequence; keep that inside a block, or type {type_instead(self.player, 'zero3')} ({error})"
                 ) from error
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
             raise UserError(
                 f"player '{self.player}': '{unit.name}' gets a tensor that was made by a function that torch does not "
                 f"see, such as an autograd.Function of your own; call that inside a block, or type "
-                f"{instead(self.player, 'zero3')}"
+                f"{type_instead(self.player, 'zero3')}"
             )
         self._check_attributes(unit)
         args, kwargs = pytree.tree_unflatten(carried, form)
@@ -395,7 +395,7 @@ class Program(TorchFunctionMode):
         if unlike := [leaf for leaf in leaves if not isinstance(leaf, CARRIED)]:
             raise UserError(
                 f"player '{self.player}': '{unit.name}' returns a {type(unlike[0]).__name__}, which other stages would "
-                f"not see; return tensors, or lists or dicts of them, or type {instead(self.player, 'zero3')}"
+                f"not see; return tensors, or lists or dicts of them, or type {type_instead(self.player, 'zero3')}"
             )
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.carrier.agreed(unit, UnitCall(unit.name, form, told, drawn, wrote))
@@ -419,7 +419,7 @@ class Program(TorchFunctionMode):
                     raise UserError(
                         f"player '{self.player}': '{unit.name}' has in its attribute '{name}' what a block of another "
                         f"stage has computed; pass that as an argument of its forward, or type "
-                        f"{instead(self.player, 'zero3')}"
+                        f"{type_instead(self.player, 'zero3')}"
                     )
 
     @contextmanager

@@ -7,7 +7,7 @@ from typing import Self
 from torch import Tensor
 
 
-def size(tensors: Iterable[Tensor]) -> int:
+def size_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -67,7 +67,7 @@ class Moved:
         return type(self)(self.within * times, self.between * times)
 
 
-def moved(collectives: Iterable[Collective], local: int) -> Moved:
+def bytes_moved(collectives: Iterable[Collective], local: int) -> Moved:
     """What these collectives move, on nodes of `local` ranks. A ring leaves each of its nodes once."""
     total = Moved()
     for each in collectives:
@@ -88,7 +88,7 @@ def bubble(stages: int, chunks: int, interleaved: int = 1) -> float:
     return waiting / (chunks + waiting)
 
 
-def readable(amount: float) -> str:
+def readable_bytes(amount: float) -> str:
     for name in ("B", "kB", "MB"):
         if amount < 999.5:
             return f"{amount:.3g} {name}"

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from gan.phase import MakeOptimizer, Player
 from strategies.observers import Living
-from strategies.policies.amounts import Held, size
+from strategies.policies.amounts import Held, size_of
 from strategies.policies.belongings import Belongings
 from strategies.policies.optimizers import Modes, elementwise
 from strategies.world import World
@@ -44,8 +44,11 @@ def optimizer_cost(make: MakeOptimizer, shapes: Sequence[Sequence[int]] = SQUARE
     optimizer = _fresh(make, weights)
     _step(optimizer, weights, foreach=None)
     state = sum(_state(optimizer, weight) * math.prod(shape) for weight, shape in zip(weights, shapes, strict=True))
-    all_ = _step(optimizer, weights, foreach=True) / size(weights)
-    one, left = _on_cpu(make) or (_step(optimizer, weights, foreach=False) / max(size([each]) for each in weights), 0)
+    all_ = _step(optimizer, weights, foreach=True) / size_of(weights)
+    one, left = _on_cpu(make) or (
+        _step(optimizer, weights, foreach=False) / max(size_of([each]) for each in weights),
+        0,
+    )
     whole = sum(map(math.prod, shapes))
     return OptimizerCost(elementwise(optimizer), state / whole, round(one, 1), round(left, 1), round(all_, 1))
 
@@ -60,7 +63,7 @@ def _on_cpu(make: MakeOptimizer) -> tuple[float, float] | None:
         except Exception:  # noqa: BLE001 - the author's function
             return None
         _step(optimizer, weights, foreach=False)
-        found.append(_step(optimizer, weights, foreach=False) / size(weights[:1]))
+        found.append(_step(optimizer, weights, foreach=False) / size_of(weights[:1]))
     both, one = found
     return (one, both - one) if both else None
 
@@ -127,7 +130,7 @@ class Costs:
     @property
     def whole_bytes(self) -> float:
         """The weights that are whole between phases."""
-        return 0.0 if self.divided and not self.keep else size(self.belongings.parameters.values())
+        return 0.0 if self.divided and not self.keep else size_of(self.belongings.parameters.values())
 
     @property
     def shard_bytes(self) -> float:
@@ -137,7 +140,7 @@ class Costs:
     @property
     def owned_bytes(self) -> float:
         """The weights that this rank's optimizer and average work on."""
-        return size(self.weights.values())
+        return size_of(self.weights.values())
 
     @property
     def kept_gradients(self) -> float:
@@ -160,7 +163,7 @@ class Costs:
     def in_a_phase(self) -> Held:
         """The same in a phase in which it learns, without activations, and without the buckets that fly."""
         gradients = max(self.kept_gradients, 0 if self.offloaded else self.owned_bytes)
-        whole = size(self.belongings.parameters.values()) if self.divided and self.always_whole else 0
+        whole = size_of(self.belongings.parameters.values()) if self.divided and self.always_whole else 0
         return replace(self.between_phases(), gradients=gradients) + Held(flying=whole)
 
     def on_host(self) -> Held:
@@ -189,10 +192,10 @@ class Costs:
     def buffers(self) -> int:
         """The bytes of buffers, and of their averages."""
         kinds = 2 if self.averaged_part and self.player.ema_buffers == "averaged" else 1
-        return kinds * size(self.player.module.buffers())
+        return kinds * size_of(self.player.module.buffers())
 
     def step_bytes(self, owned: float) -> float:
         """What the optimizer needs for a while, to step so many bytes of weights."""
         if self.world.device.type != "cpu":
             return self.optimizer_cost.all * owned
-        return self.optimizer_cost.on_cpu([size([each]) for each in self.weights.values()], owned)
+        return self.optimizer_cost.on_cpu([size_of([each]) for each in self.weights.values()], owned)

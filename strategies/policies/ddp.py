@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gan.files.errors import UserError
 from strategies import private
-from strategies.policies.amounts import size
+from strategies.policies.amounts import size_of
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.reduction import GroupReduction, Joined, Reduction
@@ -36,7 +36,7 @@ class Ddp(Policy):
     @property
     def kept_gradients(self) -> float:
         """The reducer's buckets."""
-        return size(self.weights.values()) if self.divided else 0.0
+        return size_of(self.weights.values()) if self.divided else 0.0
 
     def adopt_dry(self) -> None:
         """torch's reducer works on values, so a plan counts what it does."""

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gan.files.errors import UserError
-from strategies.advice import instead, instead_of
+from strategies.advice import instead_of, type_instead
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.policies.amounts import Held, size
+from strategies.policies.amounts import Held, size_of
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy
 from strategies.sharding import deepspeed_engine
@@ -62,15 +62,15 @@ class DeepSpeed2(Policy):
     @property
     def shard_bytes(self) -> float:
         """A copy beside the whole weights."""
-        return size(self.shared_out.values()) / self.world.size if self.divided else 0.0
+        return size_of(self.shared_out.values()) / self.world.size if self.divided else 0.0
 
     @property
     def owned_bytes(self) -> float:
-        return size(self.weights.values()) / (self.world.size if self.divided else 1)
+        return size_of(self.weights.values()) / (self.world.size if self.divided else 1)
 
     def in_a_phase(self) -> Held:
         """The gradients are whole until they are reduced."""
-        return replace(super().in_a_phase(), gradients=size(self.weights.values()))
+        return replace(super().in_a_phase(), gradients=size_of(self.weights.values()))
 
     def adopt_dry(self) -> None:
         """An engine needs values. Buckets stand in for it: stages 1 and 2 keep whole weights, stage 3 gathers them."""
@@ -99,7 +99,7 @@ class DeepSpeed2(Policy):
             raise UserError(
                 f"player '{self.player.name}': DeepSpeed {deepspeed.__version__} lays out '{engine.misplaced}' in a "
                 f"way that strategy '{self.name}' does not know; type pip install '.[deepspeed]', or "
-                f"{instead(self.player.name, f'zero{self.stage}')}"
+                f"{type_instead(self.player.name, f'zero{self.stage}')}"
             )
         return engine
 

@@ -21,7 +21,7 @@ from gan.files.errors import UserError, explained
 from gan.files.values import encode
 from gan.phase import MakeOptimizer, Player
 from strategies import private
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.batches.random_state import untouched
 from strategies.observers import OwnCollectives
 from strategies.sharding.resharded_parameter import resharded
@@ -287,7 +287,7 @@ def check_pieces(player: Player, updater: Updater, policy: str) -> None:
             kind, advice = f"the {kind} of {type(updater.optimizer).__module__}", f"use torch.optim.{kind}"
         raise UserError(
             f"player '{player.name}': policy '{policy}' cuts weights into pieces, and {kind} may not give "
-            f"the same result on pieces as on whole weights; type {instead(player.name, 'zero1')}, or {advice}"
+            f"the same result on pieces as on whole weights; type {type_instead(player.name, 'zero1')}, or {advice}"
         )
 
 

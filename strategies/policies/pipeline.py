@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.pipelining import cutting
@@ -22,7 +22,7 @@ from strategies.pipelining.call import call as call_in_stages
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.program import Pipe
 from strategies.pipelining.stage_storage import StageReduction, StageStorage
-from strategies.policies.amounts import size
+from strategies.policies.amounts import size_of
 from strategies.policies.policy import Policy
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
@@ -87,7 +87,7 @@ class Pipeline(Policy):
                 apart += f", or name layers that its forward calls: Player(..., blocks={inside[:2]})"
             raise UserError(
                 f"player '{self.player.name}': its {what} has no two layers between which a pipeline could cut it; "
-                f"type {instead(self.player.name, 'ddp')}{apart}"
+                f"type {type_instead(self.player.name, 'ddp')}{apart}"
             )
         each = 2 if self.options.get("schedule") == "interleaved" else 1  # stages of a rank, by default
         typed, name = self.options.get("stages"), self.player.name
@@ -98,7 +98,7 @@ class Pipeline(Policy):
             fitting = [n for n in sizes if (typed == n if each == 1 else typed % n == 0 and typed > n)]
         if (typed or 0) > most or not fitting:
             possible = ", ".join(str(n * each) for n in sizes if n * each <= most)
-            advice = f"{name}={self.name}+stages:N with an N of {possible}" if possible else instead(name, "ddp")
+            advice = f"{name}={self.name}+stages:N with an N of {possible}" if possible else type_instead(name, "ddp")
             share = f"{'several' if each > 1 else 'one'}{f' of {typed}' if typed else ''}"
             raise UserError(
                 f"player '{name}': its {type(self.player.module).__name__} can be cut into {most} stages, and there "
@@ -134,16 +134,16 @@ class Pipeline(Policy):
 
     def of_largest(self) -> dict[str, nn.Parameter]:
         """The parameters of the rank that has most."""
-        return max(self.parts, key=lambda part: size(part.values()))
+        return max(self.parts, key=lambda part: size_of(part.values()))
 
     @property
     def whole_bytes(self) -> float:
-        return size(self.of_largest().values()) if self.divided else super().whole_bytes
+        return size_of(self.of_largest().values()) if self.divided else super().whole_bytes
 
     @property
     def owned_bytes(self) -> float:
         mine = self.of_largest() if self.divided else self.weights
-        return size(self.weights[name] for name in mine if name in self.weights)
+        return size_of(self.weights[name] for name in mine if name in self.weights)
 
     def adopt_dry(self) -> None:
         """A plan counts its stages: see strategies/cost/stages.py."""
@@ -169,14 +169,14 @@ class Pipeline(Policy):
             if phase.second_order and name in phase.learners:
                 raise UserError(
                     f"player '{name}': phase '{phase.name}' differentiates its gradient (second_order=True), which "
-                    f"does not go through a pipeline; type {instead(name, 'zero3')}"
+                    f"does not go through a pipeline; type {type_instead(name, 'zero3')}"
                 )
         self.check_apart()
         own = set(map(id, self.belongings.parameters.values()))
         if any(id(parameter) not in own for parameter in module.parameters()):
             raise UserError(
                 f"player '{name}' has parameters that another player has too, and a pipeline has them on one rank "
-                f"only; type {instead(name, 'zero3')}"
+                f"only; type {type_instead(name, 'zero3')}"
             )
 
     def _tell(self, units: Sequence[Unit]) -> None:
@@ -206,7 +206,7 @@ class Pipeline(Policy):
     @contextmanager
     def as_one_device(self) -> Iterator[None]:
         """Calls go through the network as its author wrote it, so that a trial does not compare stages with stages."""
-        if size(self.belongings.parameters.values()) <= FITS:
+        if size_of(self.belongings.parameters.values()) <= FITS:
             self.storage.unshard()
         try:
             yield
@@ -242,7 +242,7 @@ class Pipeline(Policy):
                 raise UserError(
                     f"player '{self.player.name}': '{unit.name}' is called by itself, not by the forward of its "
                     f"{type(pipe.network).__name__}, and under policy '{self.name}' its weights are on one rank; type "
-                    f"{instead(self.player.name, 'zero3')}"
+                    f"{type_instead(self.player.name, 'zero3')}"
                 )
             return plain(*args, **kwargs)
 

@@ -15,7 +15,7 @@ from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
 from strategies.policies import optimizers
@@ -153,7 +153,7 @@ class Policy(WholeWeights):
                 raise UserError(
                     f"player '{self.player.name}': policy '{self.name}' gives each rank some of the weights, and that "
                     f"does not work with {type(updater.optimizer).__name__}: {why}; type "
-                    f"{instead(self.player.name, 'ddp')}"
+                    f"{type_instead(self.player.name, 'ddp')}"
                 )
 
     def adopt_dry(self) -> None:

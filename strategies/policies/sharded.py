@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
-from strategies.policies.amounts import size
+from strategies.policies.amounts import size_of
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing
@@ -64,12 +64,12 @@ class Sharded(Policy):
     def shard_bytes(self) -> float:
         """A few elements more are there, so that all ranks own equally many."""
         if self.begins_sharded:
-            return size(self.belongings.parameters.values()) / self.shards
+            return size_of(self.belongings.parameters.values()) / self.shards
         return self.owned_bytes if self.offloaded or (self.divided and self.half is not None) else 0.0
 
     @property
     def owned_bytes(self) -> float:
-        return size(self.weights.values()) / (self.shards if self.divided else 1)
+        return size_of(self.weights.values()) / (self.shards if self.divided else 1)
 
     # ---- its storage ----
 

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from gan.files.errors import UserError
-from strategies.advice import instead
-from strategies.policies.amounts import size
+from strategies.advice import type_instead
+from strategies.policies.amounts import size_of
 from strategies.policies.ddp import Ddp, DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduction import Reduction
@@ -35,7 +35,7 @@ class Zero1(Sharded):
         if not self.divided or self.optimizer_cost.elementwise:
             return super().owned_bytes
         dealt = deal({name: weight.numel() for name, weight in self.weights.items()}, self.shards)
-        return max(size(self.weights[name] for name in names) for names in dealt)
+        return max(size_of(self.weights[name] for name in names) for names in dealt)
 
     def adopt_dry(self) -> None:
         """The reduction as in ddp. Of whole weights as much is gathered as of pieces."""
@@ -49,7 +49,7 @@ class Zero1(Sharded):
         if "offload" in self.options:
             raise UserError(
                 f"player '{self.player.name}': {whole[0]} looks at whole weights, and zero1+offload steps pieces of "
-                f"them; type {instead(self.player.name, without='offload')}"
+                f"them; type {type_instead(self.player.name, without='offload')}"
             )
         self.check_apart()
         return DealtWeights(self.weights, self.sharing)

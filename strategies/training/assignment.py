@@ -16,7 +16,7 @@ from strategies.advice import note_typed
 from strategies.placing.division import Placement
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES
-from strategies.policies.amounts import Held, readable
+from strategies.policies.amounts import Held, readable_bytes
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.choice import Choice, choose
 from strategies.policies.policy import Policy
@@ -216,12 +216,16 @@ def in_a_table(decisions: Sequence[Decision], free: float) -> str:
     for each in decisions:
         whole = each.needs["ddp"]
         amounts = [whole.weights, whole.gradients, whole.optimizer + whole.average, each.bytes, whole.bytes]
-        rows.append((each.player, each.level, *map(readable, amounts)))
+        rows.append((each.player, each.level, *map(readable_bytes, amounts)))
     if as_ddp <= budget:
-        why = f"ddp fits: {readable(as_ddp)} a rank"
+        why = f"ddp fits: {readable_bytes(as_ddp)} a rank"
     elif all_ <= budget:
-        why = f"ddp would need {readable(as_ddp)} a rank; sharded as below it is {readable(all_)}"
+        why = f"ddp would need {readable_bytes(as_ddp)} a rank; sharded as below it is {readable_bytes(all_)}"
     else:
-        why = f"it may not fit: {readable(all_)} a rank; use more ranks"
-    room = f", of {readable(budget)} ({readable(free)} free, half left for activations)" if free < math.inf else ""
+        why = f"it may not fit: {readable_bytes(all_)} a rank; use more ranks"
+    room = (
+        f", of {readable_bytes(budget)} ({readable_bytes(free)} free, half left for activations)"
+        if free < math.inf
+        else ""
+    )
     return "\n".join([f"auto: {why}{room}", *table(rows, left=(0, 1))])

@@ -23,8 +23,8 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Player
 from strategies import private
-from strategies.accelerator import correct
-from strategies.advice import instead
+from strategies.accelerator import correct_precision
+from strategies.advice import type_instead
 from strategies.batches.draws import draws_follow
 from strategies.check.replicas import Writes
 from strategies.checkpoint import first_weights
@@ -226,12 +226,12 @@ def _refuse_rows_of_samples(player: Player) -> None:
             raise UserError(
                 f"player '{player.name}': {name or 'it'} has max_norm={module.max_norm}, by which each rank would "
                 f"rescale the rows that its own samples read; leave max_norm out and type Player(..., after=...), a "
-                f"function that rescales all rows, or type {instead(player.name, 'pipeline')}"
+                f"function that rescales all rows, or type {type_instead(player.name, 'pipeline')}"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
             raise UserError(
                 f"player '{player.name}': {name or 'it'} has scale_grad_by_freq=True, by which each rank would count "
-                f"its own samples; leave it out, or type {instead(player.name, 'pipeline')}"
+                f"its own samples; leave it out, or type {type_instead(player.name, 'pipeline')}"
             )
 
 
@@ -256,7 +256,7 @@ def on_devices(strategy: RanksStrategy, game: GanModule) -> Iterator[None]:
             stack.enter_context(private.leaving_samplers(trainer, held_out=not several))
         assert strategy.accelerator is not None
         strategy.accelerator.setup(trainer)
-        correct(strategy.precision_plugin, strategy.root_device)
+        correct_precision(strategy.precision_plugin, strategy.root_device)
         if training:
             synchronise = several and strategy._layer_sync is not None
             stack.enter_context(while_training(game, strategy.root_device, synchronise))
@@ -274,7 +274,7 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     if several:
         first_weights.refuse_one_memory(game)
     averages = averages or last_averages(game)
-    first_weights.move(game, strategy.root_device, strategy.precision_plugin, everywhere=several)
+    first_weights.move_game(game, strategy.root_device, strategy.precision_plugin, everywhere=several)
     game.assemble()
 
     # What all ranks must agree on.
@@ -314,7 +314,7 @@ def serve_players(strategy: RanksStrategy, game: GanModule, players: Players, *g
         private.call_setup_hooks(game.trainer, game, *given)
         chosen = strategy.division.served_here(game, strategy.choice)
         part = part_of(game, chosen)
-        first_weights.move(part, strategy.root_device, strategy.precision_plugin)
+        first_weights.move_game(part, strategy.root_device, strategy.precision_plugin)
         players.assign(strategy, part, chosen)
         players.adopt(FirstWeights(part, strategy.world, seed=0, resumed=False), training)
         strategy.division.serve(players.policies, lambda: strategy.ending.noted)

@@ -20,7 +20,7 @@ from gan.files.errors import UserError
 from gan.files.system import check_ranks as check_system
 from strategies import private
 from strategies.batches import random_state
-from strategies.batches.loaders import prepared
+from strategies.batches.loaders import prepare_loader
 from strategies.batches.micro_batches import Batches
 from strategies.checkpoint.writing import refuse_other
 from strategies.placing.division import Division, placement_of, refuse_a_group
@@ -165,7 +165,7 @@ class RanksStrategy(LaunchedStrategy):
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         overfits = getattr(trainer, "overfit_batches", 0) > 0
-        loader = prepared(dataloader, self.world, trainer.training, self.is_dp, overfits, self.batches)
+        loader = prepare_loader(dataloader, self.world, trainer.training, self.is_dp, overfits, self.batches)
         return super().process_dataloader(loader)
 
     # ---- start the ranks, and connect them ----

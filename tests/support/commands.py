@@ -32,7 +32,7 @@ from gan.app import outputs
 from gan.app.page import compared, run_tables
 from gan.app.page.table import Charts
 from gan.app.training.callbacks import Pictures
-from gan.app.training.metrics import spare
+from gan.app.training.metrics import best_effort
 from tests.support import namespaces, worlds
 from tests.support.forked import Files
 from tests.support.rehearsal import systems
@@ -134,7 +134,7 @@ def leave_out_curves() -> None:
 
     def touch(pictures: Pictures, trainer: Trainer) -> None:
         if trainer.is_global_zero:
-            with spare(pictures.folder.curves):
+            with best_effort(pictures.folder.curves):
                 pictures.folder.curves.touch()
 
     def charts(panels: Iterable[str], note: str, *_: Any) -> Charts:

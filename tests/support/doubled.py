@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from strategies.accelerator import best
+from strategies.accelerator import best_device
 from strategies.sharding.deepspeed_engine import package
 from tests.support.trained_on import ON_GPUS
 
@@ -19,7 +19,7 @@ def doubled(policy: Any = "deepspeed") -> Iterator[None]:
     if "deepspeed" not in str(policy):
         yield
         return
-    package(torch.device(best() if ON_GPUS else "cpu"))
+    package(torch.device(best_device() if ON_GPUS else "cpu"))
     from deepspeed.runtime.base_optimizer import ZeROOptimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from strategies import TorchAccelerator
-from strategies.accelerator import best
+from strategies.accelerator import best_device
 
 ON_GPUS = os.environ.get("TESTS_ON", "cpu") != "cpu"
 BACKEND = os.environ.get("TESTS_BACKEND", "nccl") if ON_GPUS else "gloo"
@@ -27,7 +27,7 @@ class Shared(TorchAccelerator):
 
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:
-        return [torch.device(best(), number % torch.accelerator.device_count()) for number in range(devices)]
+        return [torch.device(best_device(), number % torch.accelerator.device_count()) for number in range(devices)]
 
 
 def accelerator() -> Any:

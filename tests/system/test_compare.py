@@ -142,7 +142,7 @@ def test_a_run_whose_data_are_gone_has_all_but_pictures(runs, folder_run, tmp_pa
     assert said in capsys.readouterr().out
     shown = dict.fromkeys(re.findall(r'<th scope="row"><div>(.*?)</div></th>', section(page.read_text(), "pictures")))
     assert shown and all(title.endswith(": 001-r3gan-faces") for title in shown)
-    scores = compared.scores([compared.look(str(run), "cpu") for run in (gone, runs[0])], ["gone", "here"])
+    scores = compared.scores([compared.open_to_compare(str(run), "cpu") for run in (gone, runs[0])], ["gone", "here"])
     assert [row.title for row in scores.rows if row.cells[0].words != "–"] == ["val/transfer_error"]
     assert scores.note == f"{compared.NO_COMPARISON}."
     assert "curves" in page.read_text() and "step 2" in page.read_text()

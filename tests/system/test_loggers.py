@@ -85,7 +85,7 @@ def test_the_card_has_settings_that_a_resumed_run_has_changed(run, tmp_path):
     )
     trainer.strategy, resumed = SimpleNamespace(root_device="cpu"), SimpleNamespace(changed=[])
     loggers.Track(there, opened.run, "1 CPU", None, {}, resumed).on_train_start(trainer, None)
-    kept = {name: each for name, each in card.trained(there).items() if name.startswith(card.UNTIL)}
+    kept = {name: each for name, each in card.run_notes(there).items() if name.startswith(card.UNTIL)}
     assert kept == {"settings until step 2": "max-steps 2", "settings until step 3": "max-steps 4"}
 
 

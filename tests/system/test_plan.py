@@ -11,7 +11,7 @@ from PIL import Image
 from gan.app.planning import planned as planning
 from gan.app.run import options as fitting
 from gan.plan import main
-from strategies.policies.amounts import readable
+from strategies.policies.amounts import readable_bytes
 from tests.support import commands
 from tests.support.parity import often
 
@@ -53,8 +53,8 @@ def row(capsys, billions: str, memory: str, nodes: int) -> str:
     words = ["--billions", billions, "--nodes", str(nodes), "--devices", "8", "--batch-size", str(8 * nodes)]
     plan = planned(capsys, RUN, *words, "--memory", f"{memory}G")
     best = plan["cheapest"]
-    found = f"{readable(best['bytes']):>8}  {best['strategy']}" if best["fits"] else f"{'-':>8}  nothing fits"
-    return f"    {billions:>10}  {memory:>5} GB  {8 * nodes:>6}  {readable(plan['bytes']):>9}  {found}"
+    found = f"{readable_bytes(best['bytes']):>8}  {best['strategy']}" if best["fits"] else f"{'-':>8}  nothing fits"
+    return f"    {billions:>10}  {memory:>5} GB  {8 * nodes:>6}  {readable_bytes(plan['bytes']):>9}  {found}"
 
 
 @pytest.mark.slow

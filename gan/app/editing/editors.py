@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.augment import to_tensors
-from gan.app.run.reopen import Numbered, SavedRun, has_numbers, open_run, shown
+from gan.app.run.reopen import Numbered, SavedRun, has_numbers, open_run, shown_columns
 from gan.app.sampling import grids
 from gan.app.sampling.drawer import Drawer
 from gan.app.sampling.drawings import Drawings
@@ -152,7 +152,7 @@ class LabelEditor(Editor):
         parts = {"image": before.image, "label": picture.label, "edges": picture.edges}
         device = next(self.game.parameters()).device
         batch = {name: value.unsqueeze(0).to(device) for name, value in parts.items() if value is not None}
-        made = shown(self.game, batch, seed)["output"]
+        made = shown_columns(self.game, batch, seed)["output"]
         assert isinstance(made, Tensor)
         return made[0], []
 

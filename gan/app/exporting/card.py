@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gan import GanModule, noise
 from gan.app.page.run_tables import held_out
-from gan.app.run.reopen import SavedRun, build_again, shown
+from gan.app.run.reopen import SavedRun, build_again, shown_columns
 from gan.app.training.card import card
 from gan.files.errors import UserError, reason
 from gan.games.from_noise import FromNoise
@@ -62,7 +62,7 @@ def calls(opened: SavedRun) -> dict[str, Call]:
     with ExitStack() as hooks:
         for network in names:
             hooks.enter_context(network.register_forward_pre_hook(note, with_kwargs=True))
-        shown(opened.run.game, held_out(opened, SAMPLES))
+        shown_columns(opened.run.game, held_out(opened, SAMPLES))
     return {name: call for name, call in found.items() if name.rpartition(".")[0] not in found}
 
 

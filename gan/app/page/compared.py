@@ -15,7 +15,7 @@ from gan.app.outputs import say
 from gan.app.page.run_tables import NOT_TYPED, PALE, charts, held_out, in_force, made_by, with_seeds
 from gan.app.page.table import Cell, Charts, Part, Row, Table, document, sample_cell
 from gan.app.run import folder, settings_file
-from gan.app.run.reopen import NotMade, SavedRun, open_run, shown
+from gan.app.run.reopen import NotMade, SavedRun, open_run, shown_columns
 from gan.app.training import card, metrics
 from gan.app.training.callbacks import SHOWN
 from gan.files.checkpoint import load
@@ -30,7 +30,7 @@ NO_COMPARISON = "These scores cannot be compared: no two runs have the same held
 SOME_COMPARISON = "Scores can be compared only among runs that have the same held-out samples here"
 
 
-def look(which: str, device: str) -> SavedRun:
+def open_to_compare(which: str, device: str) -> SavedRun:
     """The run; where its data are gone, what its files say, with a game that has no networks and shows nothing."""
     try:
         opened = open_run(which, device=device)
@@ -49,7 +49,7 @@ def look(which: str, device: str) -> SavedRun:
     return SavedRun(settings["run"], where, checkpoint, step, settings, run, frozenset())
 
 
-def page(opened: Sequence[SavedRun]) -> str:
+def comparison_page(opened: Sequence[SavedRun]) -> str:
     names = titles(opened)
     parts = [
         Part("differs", "What differs", [differences(opened, names)]),
@@ -72,7 +72,7 @@ def titles(opened: Sequence[SavedRun]) -> list[str]:
 def settings_of(opened: SavedRun) -> dict[str, Any]:
     """Every setting, and with which others the run was trained before."""
     before = [
-        f"until step {step}: {words}" for step, words in card.changes(opened.folder).items() if step < opened.step
+        f"until step {step}: {words}" for step, words in card.old_settings(opened.folder).items() if step < opened.step
     ]
     return in_force(opened) | {"changed while it trained": "; ".join(before) or "no"}
 
@@ -142,7 +142,7 @@ def pictures(opened: Sequence[SavedRun], names: Sequence[str], count: int = SHOW
     rows = []
     for number, (group, each, batch) in enumerate(zip(alike, opened, batches, strict=True)):
         if alike.index(group) == number:
-            columns = shown(each.run.game, batch)
+            columns = shown_columns(each.run.game, batch)
             given = {title: column for title, column in columns.items() if title not in made[number]}
             rows += [_row(title if same else f"{title}: {group}", column) for title, column in given.items()]
     for title in dict.fromkeys(title for columns in made for title in columns):

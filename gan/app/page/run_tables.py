@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from datasets.augment import Prepared, as_item, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.run import settings_file
-from gan.app.run.reopen import SavedRun, first_samples, has_numbers, samples, shown
+from gan.app.run.reopen import SavedRun, first_batches, first_samples, has_numbers, shown_columns
 from gan.app.sampling import grids
 from gan.app.sampling.painter import Painter, has_styles
 from gan.app.training import card, metrics
@@ -74,7 +74,7 @@ def in_force(opened: SavedRun) -> dict[str, Any]:
 def curves(opened: SavedRun) -> Charts:
     found, kimg, words = _logged(opened)
     found.pop("health", None)
-    changes, note = card.changes(opened.folder), f"{PALE} {words}." if words else PALE
+    changes, note = card.old_settings(opened.folder), f"{PALE} {words}." if words else PALE
     note += " Dotted: from there on the run had other settings." if changes else ""
     return charts(found, note, kimg, changes) if found else Charts({}, NOTHING_LOGGED)
 
@@ -112,7 +112,7 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
     sheets = [Image.open(path).convert("RGB") for _, path in drawn]
 
     # What the game shows now says how many columns a grid has, and of what size.
-    columns = {} if opened.gone else shown(opened.run.game, held_out(opened, SHOWN))
+    columns = {} if opened.gone else shown_columns(opened.run.game, held_out(opened, SHOWN))
     if columns and drawn[-1][0] < opened.step:
         moments.append(f"step {opened.step:,}")
         sheets.append(grids.grid(columns, SHOWN))
@@ -170,7 +170,7 @@ def masks(opened: SavedRun, count: int = SHOWN) -> Table:
 
 def sounds(opened: SavedRun, count: int = 4) -> Table:
     """Held-out sounds beside what the game makes of them, to listen to."""
-    columns = shown(opened.run.game, held_out(opened, count))
+    columns = shown_columns(opened.run.game, held_out(opened, count))
     rows = [Row(title, list(map(sample_cell, each))) for title, each in columns.items() if isinstance(each, Sound)]
     if not rows:
         return Table(note="This game makes no sounds.")
@@ -291,7 +291,7 @@ def paints_masks(opened: SavedRun) -> bool:
     """Whether the game paints label maps: then it shows them."""
     batch = held_out(opened, 1)
     masks = isinstance(batch, dict) and "label" in batch
-    return masks and any(column is batch["label"] for column in shown(opened.run.game, batch).values())
+    return masks and any(column is batch["label"] for column in shown_columns(opened.run.game, batch).values())
 
 
 def held_out(opened: SavedRun, count: int) -> Any:
@@ -300,19 +300,19 @@ def held_out(opened: SavedRun, count: int) -> Any:
         known = Prepared(opened.run.data.val)
         batch = default_collate([known[0, number] for number in range(min(count, len(known)))])
     else:
-        batch = first_samples(samples(opened.run, count)[0], count)
+        batch = first_samples(first_batches(opened.run, count)[0], count)
     return move_data_to_device(batch, next(opened.run.game.parameters()).device)
 
 
 def made_by(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
     """Those columns of the game's grid that are not simply what the batch has."""
-    return grids.made(shown(opened.run.game, batch), batch)
+    return grids.made(shown_columns(opened.run.game, batch), batch)
 
 
 def _samples(opened: SavedRun) -> tuple[str, str]:
     if opened.gone:
         return "data", opened.gone.partition(";")[0]
-    first = next(iter(shown(opened.run.game, held_out(opened, 1)).values()), None)
+    first = next(iter(shown_columns(opened.run.game, held_out(opened, 1)).values()), None)
     if first is None:
         return "samples", "not shown"
     if isinstance(first, Sound):

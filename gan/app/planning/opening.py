@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from datasets.files.pictures import MadeUp
-from gan.app.run.reopen import batches_of, ready
+from gan.app.run.reopen import batches_of, loaders_ready
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run
@@ -82,6 +82,6 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
 def _opened(run: Run, ranks: int, why: str = "") -> Opened:
     """The run with its first rank's first batch."""
     run.game.assemble()
-    with ready(run, ranks) as source:
+    with loaders_ready(run, ranks) as source:
         batch = next(batches_of(source, "train"))
     return Opened(run, batch if why else move_data_to_device(batch, torch.device("meta")), why)

@@ -23,7 +23,7 @@ from strategies.cost.budget import Budget, Cost, PhaseCost, Serving
 from strategies.options.blocks import find_blocks
 from strategies.placing.division import Placement, placement_of, served
 from strategies.policies import POLICIES
-from strategies.policies.amounts import Held, Moved, readable, size
+from strategies.policies.amounts import Held, Moved, readable_bytes, size_of
 from strategies.policies.choice import Choice, choices, ranks_as_typed
 from strategies.training import assignment
 from strategies.training.assignment import Auto
@@ -152,13 +152,13 @@ def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
 
 def _propose(argv: list[str], settings: Namespace, auto: Found, cheapest: Found) -> None:
     say(f"auto would take {as_typed(auto.chosen)}: {verdict(auto, settings.memory)}")
-    needs, strategy = readable(cheapest.cost.peak.bytes), as_typed(cheapest.chosen)
+    needs, strategy = readable_bytes(cheapest.cost.peak.bytes), as_typed(cheapest.chosen)
     if not cheapest.fits:
         least = f"{needs} under {strategy}"
         say(f"nothing fits: the least is {least}; use more ranks, a smaller batch, or devices with more memory")
         return
     moved = cheapest.cost.moved
-    links = f"{readable(moved.within)} in a node and {readable(moved.between)} between nodes a step"
+    links = f"{readable_bytes(moved.within)} in a node and {readable_bytes(moved.between)} between nodes a step"
     say(f"the cheapest that fits needs {needs} and moves {links}:")
     say(f"  {_command(argv, settings, strategy)}")
 
@@ -190,10 +190,10 @@ def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
 
 
 def verdict(found: Found, memory: float) -> str:
-    of, spare = f"of {readable(memory)} less a tenth", found.usable - found.cost.peak.bytes
+    of, spare = f"of {readable_bytes(memory)} less a tenth", found.usable - found.cost.peak.bytes
     if spare >= 0:
-        return f"fits, with {readable(spare)} to spare {of}"
-    return f"does not fit: {readable(-spare)} too much {of}"
+        return f"fits, with {readable_bytes(spare)} to spare {of}"
+    return f"does not fit: {readable_bytes(-spare)} too much {of}"
 
 
 def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
@@ -204,7 +204,7 @@ def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
     rows.append(["activations", *[""] * 6, _amount(peak.activations)])
     rows.append(["all", "", *map(_amount, (*astuple(sum(peak.players.values(), Held())), peak.bytes))])
     there = cost.host.bytes
-    host = [f"and {readable(there)} in the memory of the host, for each rank"] if there else []
+    host = [f"and {readable_bytes(there)} in the memory of the host, for each rank"] if there else []
     return [f"a rank at its peak, which is in phase '{peak.phase}'", *table(rows, left=(0, 1)), *host]
 
 
@@ -250,7 +250,7 @@ def _of_phase(phase: PhaseCost) -> dict[str, Any]:
 
 
 def _amount(amount: float) -> str:
-    return readable(amount) if amount else "-"
+    return readable_bytes(amount) if amount else "-"
 
 
 def search(budget: Budget, usable: float) -> Found:
@@ -269,7 +269,7 @@ def search(budget: Budget, usable: float) -> Found:
 
 def _candidates(budget: Budget) -> Iterator[tuple[tuple[float, ...], dict[str, Choice]]]:
     players = [player for player in budget.game.players.values() if player.follows is None]
-    large = sorted(players, key=lambda player: -size(budget.belongings[player.name].parameters.values()))
+    large = sorted(players, key=lambda player: -size_of(budget.belongings[player.name].parameters.values()))
     apart, rest = large[:APART], large[APART:]
     for recompute in (False, True):
         again = frozenset(player.name for player in players if recompute and _has_blocks(player))

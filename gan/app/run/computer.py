@@ -10,7 +10,7 @@ from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 from gan.app.run import options
 from gan.files.errors import UserError
 from gan.files.system import WINDOWS, check_ranks, cores
-from strategies.accelerator import GPUS, TorchAccelerator, best, counted, noun
+from strategies.accelerator import GPUS, TorchAccelerator, best_device, device_noun, say_devices
 from strategies.processes.launchers import launched
 
 LEFT_OUT = ("mps", "tpu")  # Lightning's class for mps refuses our strategy, that for tpu needs an older package
@@ -56,14 +56,14 @@ def machine(settings: Namespace) -> Computer:
             raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
         if not on_cpu and place.local_size > there:
             advice = f"{place.advice(there)}{place.launcher.see}, or type --accelerator cpu"
-            raise UserError(f"{place}, and the {noun(kind)}s that each sees are {there}; {advice}")
+            raise UserError(f"{place}, and the {device_noun(kind)}s that each sees are {there}; {advice}")
         devices, nodes = place.local_size, place.nodes
     else:
         if devices == "auto":
             single = settings.strategy == "single" or WINDOWS
             devices = 1 if single else min(2, cores()) if on_cpu else there
         if not on_cpu and devices > there:
-            raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
+            raise UserError(f"--devices {devices}: this machine has {say_devices(there, kind)}; type --devices {there}")
         devices, nodes = int(devices), options.nodes(settings.nodes)[1]  # Lightning takes no number of jsonargparse's
         check_ranks(devices * nodes, nodes)
     if on_cpu and "OMP_NUM_THREADS" not in os.environ:
@@ -73,7 +73,7 @@ def machine(settings: Namespace) -> Computer:
 
 def _accelerator(name: str) -> Accelerator:
     """What Lightning is given for a name: its own class of that name, or ours for whatever torch has found here."""
-    here = best()
+    here = best_device()
     if name == "auto" or (name == "gpu" and here in GPUS):
         name = here
     known = {name: each["accelerator"] for name, each in AcceleratorRegistry.items() if name not in LEFT_OUT}
@@ -83,7 +83,7 @@ def _accelerator(name: str) -> Accelerator:
         return TorchAccelerator()
     if name not in {"gpu", *LEFT_OUT, *known}:
         raise UserError(f"--accelerator {name} is not known; type {', '.join(sorted({'auto', 'gpu', here, *known}))}")
-    raise UserError(f"there is no {noun(name)} here; type --accelerator {here}")
+    raise UserError(f"there is no {device_noun(name)} here; type --accelerator {here}")
 
 
 def _chosen(devices: int | str, kind: str, there: int) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ def _chosen(devices: int | str, kind: str, there: int) -> tuple[int, ...]:
     if kind == "cpu":
         raise UserError(f"--devices {devices} chooses GPUs, and this is for the CPU; type --devices {len(chosen)}")
     if len(set(chosen)) < len(chosen):
-        raise UserError(f"--devices {devices} names a {noun(kind)} twice; each rank needs one of its own")
+        raise UserError(f"--devices {devices} names a {device_noun(kind)} twice; each rank needs one of its own")
     if max(chosen) >= there:
-        raise UserError(f"--devices {devices}: the {noun(kind)}s here have numbers from 0 to {there - 1}")
+        raise UserError(f"--devices {devices}: the {device_noun(kind)}s here have numbers from 0 to {there - 1}")
     return chosen

@@ -100,7 +100,7 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-def said(file: Path) -> dict[str, Any]:
+def json_in(file: Path) -> dict[str, Any]:
     """What a file such as networks.json says; nothing if there is none."""
     kinds = OSError, ValueError, TypeError, RecursionError
     with explained(f"cannot read '{file}': {{why}}; put back what gan.fit wrote", *kinds):

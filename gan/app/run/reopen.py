@@ -19,16 +19,16 @@ from datasets import GanData
 from datasets.augment import Item, Samples, as_item, to_tensors
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
-from gan.app.run.resumed import instead, where_data_are
+from gan.app.run.resumed import what_to_type, where_data_are
 from gan.files.checkpoint import Share, load, read, take_format
 from gan.files.errors import Damaged, UserError, explained, reason
-from gan.files.finite import NotFinite, as_made, named, of_players
+from gan.files.finite import NotFinite, as_made, names_of, of_players
 from gan.making import drawing_from
 from gan.ranks import alone
 from gan.runs import Run, build, full_name
 from gan.runs.run import made_to
 from gan.sound import Sound
-from strategies.accelerator import best, counted
+from strategies.accelerator import best_device, say_devices
 from strategies.batches.micro_batches import Batches
 from strategies.hooks import overrides
 from strategies.world import World
@@ -108,7 +108,7 @@ def open_run(
             averaged = _load(run, saved, checkpoint, weights, exactly)
         except UserError as error:
             if isinstance(error, Damaged | NotFinite) and checkpoint.exists():
-                raise UserError(f"{error}; {instead(where, checkpoint)}") from error
+                raise UserError(f"{error}; {what_to_type(where, checkpoint)}") from error
             if checkpoint.exists() or str(checkpoint) == which or checkpoint == gone:
                 raise
             gone = checkpoint  # training has just replaced it with a newer one
@@ -121,20 +121,20 @@ def open_run(
 
 def device_of(device: str) -> torch.device:
     if device == "auto":
-        return torch.device(best())
-    known = ", ".join(dict.fromkeys(["auto", "cpu", best()]))
+        return torch.device(best_device())
+    known = ", ".join(dict.fromkeys(["auto", "cpu", best_device()]))
     with explained(f"unknown device '{device}'; type {known}", RuntimeError):
         place = torch.device(device)
-    there = torch.accelerator.device_count() if place.type == best() else 0
+    there = torch.accelerator.device_count() if place.type == best_device() else 0
     if place.type != "cpu" and (place.index or 0) >= there:
-        raise UserError(f"device '{device}' is not there: this machine has {counted(there, place.type)}; type cpu")
+        raise UserError(f"device '{device}' is not there: this machine has {say_devices(there, place.type)}; type cpu")
     return place
 
 
 def build_again(settings: Namespace, where: RunFolder) -> tuple[Run, str]:
     """The game and the data that a run's settings make, to be looked at, and why its data cannot be opened, if so."""
     chosen = options.run_settings(settings)
-    said, shape = folder.said(where.networks), folder.said(where.data) or None
+    said, shape = folder.json_in(where.networks), folder.json_in(where.data) or None
     try:
         with made_to("look", said, shape):
             return build(settings.run, **chosen), (shape or {}).get("gone", "")
@@ -175,7 +175,7 @@ def _load(
             take_format(tensors, averages[name])
         read({there: Share.whole(tensors[tensor]) for tensor, there in averages[name].items()})
     if bad := bad or of_players(networks, meant):
-        raise NotFinite(f"{checkpoint} cannot be used: {named(bad)}")
+        raise NotFinite(f"{checkpoint} cannot be used: {names_of(bad)}")
     return frozenset(name for name, average in averages.items() if average)
 
 
@@ -200,7 +200,7 @@ def has_numbers(data: LightningDataModule | None) -> TypeGuard[Numbered]:
     return isinstance(data, GanData) and data.val is not None
 
 
-def numbered(which: str, data: Numbered) -> Item | None:
+def sample_of_number(which: str, data: Numbered) -> Item | None:
     """The held-out sample of a number, or the training sample of train:NUMBER; None where it is named otherwise."""
     kind, _, number = which.rpartition(":")
     if not number.isdecimal() or kind not in ("", "train"):
@@ -212,7 +212,7 @@ def numbered(which: str, data: Numbered) -> Item | None:
 
 
 @contextmanager
-def ready(run: Run, ranks: int = 1) -> Iterator[LightningDataModule | LightningModule]:
+def loaders_ready(run: Run, ranks: int = 1) -> Iterator[LightningDataModule | LightningModule]:
     """What has the run's loaders, ready to make those of the first rank of so many."""
     first: Any = SimpleNamespace(world_size=ranks, num_nodes=1, global_rank=0, global_step=0)  # all that data ask
     if run.data is not None:
@@ -235,12 +235,12 @@ def batches_of(source: LightningDataModule | LightningModule, kind: str = "val")
     return (batch for batch, *_ in CombinedLoader(loader, "min_size" if kind == "train" else "sequential"))
 
 
-def samples(run: Run, most: int | None = None) -> tuple[Iterator[Any], bool]:
+def first_batches(run: Run, most: int | None = None) -> tuple[Iterator[Any], bool]:
     """Batches of the first held-out samples, as one device reads them, and whether they are held out.
 
     If nothing is held out, they are of samples that the run trains on, and at most MOST of them.
     """
-    with alone(), ready(run) as source:
+    with alone(), loaders_ready(run) as source:
         first = list(islice(found := batches_of(source), 1))
         if first:
             return _cut(chain(first, found), most), True
@@ -254,7 +254,7 @@ def first_samples(batches: Iterator[Any], count: int) -> Any | None:
 
 
 @torch.no_grad()
-def shown(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
+def shown_columns(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
     """The columns that a game shows of a batch, with the noise of a seed; none if it has no `show(batch)`."""
     with drawing_from(seed, game.device):
         return game.show(batch) if hasattr(game, "show") else {}
@@ -279,7 +279,7 @@ def ranks_here() -> World:
     return World(dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else World()
 
 
-def together(opening: Callable[[str], T], which: str, checkpoint: Callable[[T], object]) -> T:
+def open_together(opening: Callable[[str], T], which: str, checkpoint: Callable[[T], object]) -> T:
     """What the first rank opens, opened on all ranks: training may be writing newer checkpoints."""
     world, opened, failure = ranks_here(), None, None
     if world.rank == 0:

@@ -24,7 +24,7 @@ def to_resume(typed: str, folder: RunFolder, checkpoint: Path, say: Say, option:
     try:
         _check(checkpoint, say)
     except Damaged as error:
-        raise UserError(f"{error}; {instead(folder, checkpoint, option)}") from error
+        raise UserError(f"{error}; {what_to_type(folder, checkpoint, option)}") from error
     return checkpoint
 
 
@@ -43,7 +43,7 @@ def newest_whole(checkpoints: Sequence[Path], say: Say, option: str = "--resume 
     raise UserError(f"{failures[0]}; no earlier checkpoint of the run is whole, so begin a new run: leave {option}out")
 
 
-def instead(folder: RunFolder, unusable: Path, option: str = "") -> str:
+def what_to_type(folder: RunFolder, unusable: Path, option: str = "") -> str:
     """What to type in place of a checkpoint that cannot be used, after this option of the command."""
     for path in folder.before(unusable):
         with suppress(UserError):

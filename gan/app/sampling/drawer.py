@@ -187,7 +187,7 @@ def as_published(seed: int, length: int) -> Tensor:
     return torch.from_numpy(np.random.RandomState(seed).randn(length)).float()
 
 
-def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
+def parse_numbers(given: Numbers, option: str = "--seeds") -> list[int]:
     """The numbers of a list as it is typed: 0-63, or 1,5,8-10."""
     parts = [given] if isinstance(given, str | int) else given
     found: list[int] = []
@@ -202,5 +202,5 @@ def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
     return found
 
 
-def once(given: Numbers, option: str = "--seeds") -> list[int]:
-    return [*dict.fromkeys(numbers(given, option))]
+def parse_numbers_once(given: Numbers, option: str = "--seeds") -> list[int]:
+    return [*dict.fromkeys(parse_numbers(given, option))]

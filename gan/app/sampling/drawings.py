@@ -18,12 +18,12 @@ from tqdm import tqdm
 from datasets.files import pairs
 from datasets.files.decoding import Frame
 from gan.app.outputs import say
-from gan.app.run.reopen import SavedRun, has_numbers, in_turns, numbered, ranks_here
+from gan.app.run.reopen import SavedRun, has_numbers, in_turns, ranks_here, sample_of_number
 from gan.app.sampling import latents
-from gan.app.sampling.drawer import Drawer, How, Numbers, numbers, once
+from gan.app.sampling.drawer import Drawer, How, Numbers, parse_numbers, parse_numbers_once
 from gan.app.sampling.grids import picture as image_of
 from gan.app.sampling.grids import png, tiles
-from gan.app.sampling.sheet import Columns, Sheet, ending, into, spare, video_suffix, writing
+from gan.app.sampling.sheet import Columns, Sheet, refuse_overwriting, video_suffix, with_ending, writer_into, writing
 from gan.app.sampling.shown import Shown, Words, file_name, words
 from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError
@@ -55,7 +55,7 @@ class Drawings(Shown):
         self.drawer.stand(batches)
 
     def draw(self, seeds: Numbers = "0-63", **how: Unpack[How]) -> Sheet:
-        listed = once(seeds)
+        listed = parse_numbers_once(seeds)
         images = self.drawer.images(listed, **how)
         singles = dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True))
         known = self.drawer.class_names if how.get("label") is None else ()
@@ -66,9 +66,9 @@ class Drawings(Shown):
     def mix(
         self, rows: Numbers = "0-3", columns: Numbers = "4-9", layers: Numbers | None = None, **how: Unpack[How]
     ) -> Sheet:
-        drawer, down, across = self.drawer, once(rows, "--rows"), once(columns, "--columns")
+        drawer, down, across = self.drawer, parse_numbers_once(rows, "--rows"), parse_numbers_once(columns, "--columns")
         own, other = (drawer.w_of(seeds, **how) for seeds in (down, across))
-        taken = range(drawer.layers // 2, drawer.layers) if layers is None else numbers(layers, "--layers")
+        taken = range(drawer.layers // 2, drawer.layers) if layers is None else parse_numbers(layers, "--layers")
         if wrong := [layer for layer in taken if layer >= drawer.layers]:
             raise UserError(f"there is no layer {wrong[0]}; type --layers and some of 0 to {drawer.layers - 1}")
         is_taken = torch.isin(torch.arange(drawer.layers), torch.tensor([*taken], dtype=torch.int64))[:, None]
@@ -83,7 +83,7 @@ class Drawings(Shown):
         return Sheet(name, sheet, ["", *(f"seed {row}" for row in down)], singles)
 
     def classes(self, seeds: Numbers = "0-7", truncation: float = 1.0, cutoff: int | None = None) -> Sheet:
-        drawer, listed = self.drawer, once(seeds)
+        drawer, listed = self.drawer, parse_numbers_once(seeds)
         names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
         if not names:
             raise UserError(f"the network has no classes; type python -m gan.sample {quoted(drawer.title)} draw")
@@ -97,7 +97,7 @@ class Drawings(Shown):
 
     def interpolate(self, between: Words = (0, 1, 2, 3, 0), frames: int = 60, **how: Unpack[How]) -> Sheet:
         """A walk from seed to seed; also from, to or between latent files of project."""
-        typed = [[word] if word.endswith(".pt") else numbers(word, "--between") for word in words(between)]
+        typed = [[word] if word.endswith(".pt") else parse_numbers(word, "--between") for word in words(between)]
         stops: list[Any] = [*chain(*typed)]
         if len(stops) < 2:
             raise UserError(f"--between takes two seeds or more and got {len(stops)}; type --between 3 5 9")
@@ -127,13 +127,13 @@ class Drawings(Shown):
 
         Where torch.distributed is initialised, the ranks share the work, and the first one writes.
         """
-        listed = range(count) if seeds is None else once(seeds)
+        listed = range(count) if seeds is None else parse_numbers_once(seeds)
         path, world = self.path(f"{len(listed)}-pictures", ".zip", file), ranks_here()
         parts = (listed[first : first + TOGETHER] for first in range(0, len(listed), TOGETHER))
         numbered, first = iter(listed), world.rank == 0
         with (
             writing(path),
-            into(path) if first else nullcontext(lambda name, content: None) as write,
+            writer_into(path) if first else nullcontext(lambda name, content: None) as write,
             ThreadPoolExecutor() as pool,
             tqdm(total=len(listed), unit=" pictures", disable=not first) as bar,
         ):
@@ -159,8 +159,8 @@ class Drawings(Shown):
             raise UserError(f"published files, as tuned networks are, draw no {width}x{height}; leave --tune out")
         which = "picture" if isinstance(picture, Image.Image) else str(picture)
         base = self.path(file_name("project", [which]), ".pt", file)
-        paths = [ending(base, suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
-        spare([which, perceptual, self.drawer.title], paths)
+        paths = [with_ending(base, suffix) for suffix in (".png", video_suffix(), ".pt", ".pkl")[: 4 if tune else 3]]
+        refuse_overwriting([which, perceptual, self.drawer.title], paths)
         critic, target = self._discriminator(), self._picture(picture).unsqueeze(0).to(self.drawer.like)
         if perceptual is not None:
             name, features = "LPIPS", latents.by_lpips(perceptual, self.drawer.like.device)
@@ -238,7 +238,7 @@ class Drawings(Shown):
         return Sheet(_name(name, {"label": label}, **of), columns, titles, singles)
 
     def _seeds(self, seeds: Numbers, **how: Unpack[How]) -> dict[str, latents.Latent]:
-        drawer, listed = self.drawer, once(seeds)
+        drawer, listed = self.drawer, parse_numbers_once(seeds)
         with torch.no_grad():
             w = drawer.w_of(listed, **how).cpu()
         return {f"seed {seed}": latents.Latent(each, {}) for seed, each in zip(listed, w, strict=True)}
@@ -255,7 +255,7 @@ class Drawings(Shown):
         if isinstance(picture, Image.Image):
             return frame.pixels(picture).float() / 127.5 - 1
         which, data = str(picture), None if self.run is None else self.run.run.data
-        if has_numbers(data) and (item := numbered(which, data)) is not None:
+        if has_numbers(data) and (item := sample_of_number(which, data)) is not None:
             return item["image"]
         path = Path(which)
         if not path.exists():

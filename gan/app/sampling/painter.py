@@ -21,7 +21,7 @@ from datasets.files import pairs
 from datasets.files.pairs import Fit
 from datasets.workers import Loader
 from gan import noise
-from gan.app.run.reopen import SavedRun, numbered
+from gan.app.run.reopen import SavedRun, sample_of_number
 from gan.app.sampling import grids
 from gan.app.sampling.sheet import writing
 from gan.files.checkpoint import checksum
@@ -228,7 +228,7 @@ class Painter:
         if isinstance(which, Image.Image):
             return Picture("label", self.maps.read(which, "the label map"))
         which = str(which)
-        if (item := numbered(which, self.data)) is not None:
+        if (item := sample_of_number(which, self.data)) is not None:
             return Picture(which.replace(":", " ").strip(), item["label"], item["image"], item.get("edges"))
         if pair := PAIR.fullmatch(which):
             image, label = self.maps.pair(Path(pair[1]), Path(pair[2]))

@@ -13,7 +13,7 @@ from torch import Tensor
 from gan.app.outputs import say
 from gan.app.sampling import grids
 from gan.app.sampling.painter import Painter, Picture, Styles, regions
-from gan.app.sampling.sheet import Columns, Sheet, save_png, unused
+from gan.app.sampling.sheet import Columns, Sheet, save_png, unused_title
 from gan.app.sampling.shown import Shown, Words, file_name, words
 from gan.files.errors import UserError
 from gan.files.system import quoted
@@ -145,9 +145,9 @@ class Paintings(Shown):
         singles = {}
         for source in sources:
             made = [painter.paint(picture, source.on(picture, chosen)) for picture in pictures]
-            columns[unused(_head(painter, chosen, source), columns)] = [source.image, *made]
+            columns[unused_title(_head(painter, chosen, source), columns)] = [source.image, *made]
             for picture, painted in zip(pictures, made, strict=True):
-                singles[unused(f"{picture.title}-in-{source.title}", singles)] = painted
+                singles[unused_title(f"{picture.title}-in-{source.title}", singles)] = painted
         _tell(sources)
         return Sheet(name, columns, ["", *map(_row, pictures)], singles)
 
@@ -176,9 +176,9 @@ class Paintings(Shown):
         if start.image is not None:
             columns[_head(painter, chosen, start)] = [start.image]
         for share, column in zip(shares, zip(*made, strict=True), strict=True):
-            columns[unused(f"{100 * share:.0f} %", columns)] = list(column)
+            columns[unused_title(f"{100 * share:.0f} %", columns)] = list(column)
         if end.image is not None:
-            columns[unused(_head(painter, chosen, end), columns)] = [end.image]
+            columns[unused_title(_head(painter, chosen, end), columns)] = [end.image]
         name = file_name("interpolate", [*ends, *after("on", on), *after("region", region)])
         named = [(f"{picture.title}-{number:03d}" for number in range(frames)) for picture in shapes]
         singles = dict(zip(chain(*named), chain(*made), strict=True))

@@ -156,7 +156,7 @@ def _write_mp4(first: Image.Image, rest: Iterable[Image.Image], path: Path, fps:
         file.mux(stream.encode())
 
 
-def ending(path: Path, suffix: str) -> Path:
+def with_ending(path: Path, suffix: str) -> Path:
     """The path with this ending. A folder has none, and is refused."""
     if path.is_dir():
         raise UserError(f"'{path}' is a folder; type a name such as {path / f'picture{suffix}'}")
@@ -165,12 +165,12 @@ def ending(path: Path, suffix: str) -> Path:
 
 def save_png(image: Image.Image, path: Path) -> None:
     if path.suffix.lower() != ".png":
-        raise UserError(f"pictures are written as PNG; type a name such as {ending(path, '.png')}")
+        raise UserError(f"pictures are written as PNG; type a name such as {with_ending(path, '.png')}")
     with writing(path):
         write_whole(path, grids.png(image))
 
 
-def spare(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
+def refuse_overwriting(inputs: Iterable[str | Path | None], outputs: Iterable[Path]) -> None:
     """Refuse to write over what is read."""
     read = [path for path in map(Path, filter(None, inputs)) if path.exists()]
     for path in outputs:
@@ -196,7 +196,7 @@ def writing(path: Path, *others: type[Exception], advice: str = "choose another 
 
 
 @contextmanager
-def into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
+def writer_into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
     """A function that writes a file of a name: into a new zip, or into a folder that has no files yet."""
     if path.suffix.lower() == ".zip":
         with whole_file(path) as part, zipfile.ZipFile(part, "w") as file:
@@ -214,7 +214,7 @@ def into(path: Path) -> Iterator[Callable[[str, bytes], Any]]:
     yield write
 
 
-def unused(title: str, columns: Mapping[str, Any]) -> str:
+def unused_title(title: str, columns: Mapping[str, Any]) -> str:
     """A title that no column has yet: the same may be asked for twice."""
     while title in columns:
         title += " "

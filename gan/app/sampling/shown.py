@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.outputs import say
-from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
+from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, first_batches, first_samples, shown_columns
 from gan.app.sampling import grids
 from gan.app.sampling.painter import Maps
 from gan.app.sampling.sheet import Sheet
-from gan.app.sampling.translating import Translator, voice_folder, way
+from gan.app.sampling.translating import Translator, translation_of, voice_folder
 from gan.files.disk import name_for
 from gan.files.errors import UserError
 from gan.games.spade import Spade
@@ -167,12 +167,12 @@ class Shown:
             raise UserError(
                 f"run {self.saved.name} shows nothing: its game needs show(batch), as in docs/guide/game.md"
             )
-        found, held = samples(self.saved.run, count)
+        found, held = first_batches(self.saved.run, count)
         batch = first_samples(found, count)
         if not held:
             say(NOTHING_HELD_OUT)
         batch = move_data_to_device(batch, self.device)
-        columns = shown(self.game, batch, seed)
+        columns = shown_columns(self.game, batch, seed)
         made = grids.made(columns, batch).items()
         singles = {f"{row}-{title}": each for title, column in made for row, each in enumerate(column)}
         return Sheet("show", columns, singles=singles)
@@ -195,7 +195,7 @@ class Shown:
                     f"{self.title}: sounds have no direction and no size; leave --direction and --largest out"
                 )
             return [voice_folder(self.game.generator, self.game.mel, *self._places(inputs, file), self.device)]
-        chosen = way(self.game, self.title, direction)
+        chosen = translation_of(self.game, self.title, direction)
         if chosen.codes and largest:
             raise UserError(f"{self.title}: maps of codes have no size to change; leave --largest out")
         shorter = None if self.run is None else self.run.settings.get("load_size")

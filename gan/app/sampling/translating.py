@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
-from datasets.files.find import absent, find_source
+from datasets.files.find import absent_data, find_source
 from datasets.files.pairs import MAPS, loaded
 from datasets.files.sides import cut
 from datasets.files.sounds import PEAK, SoundFolder, read_mel
@@ -30,7 +30,7 @@ from datasets.files.sources import Folder, Source
 from gan.app.outputs import say
 from gan.app.sampling import grids
 from gan.app.sampling.painter import Maps
-from gan.app.sampling.sheet import into, writing
+from gan.app.sampling.sheet import writer_into, writing
 from gan.files.disk import regular, write_whole
 from gan.files.errors import UserError, explained
 from gan.games.translation import Translation
@@ -40,7 +40,7 @@ from nets.hifigan import HifiGenerator
 from nets.mel import PIECE, Mel
 
 
-def way(game: Any, title: str, direction: str | None) -> Translation:
+def translation_of(game: Any, title: str, direction: str | None) -> Translation:
     """The game's translation of that name; without a name its first one, which is said."""
     known = game.translations() if hasattr(game, "translations") else {}
     if not known:
@@ -79,7 +79,7 @@ class Translator:
         if chosen.codes or chosen.labels:
             kind = Codes if chosen.codes else LabelMaps
             if not path.exists():
-                raise absent(inputs, option="--inputs")
+                raise absent_data(inputs, option="--inputs")
             source = kind(path, classes=False)
         elif path.is_file() and path.suffix.lower() in SUFFIXES:
             source = Folder(path, classes=False)
@@ -131,7 +131,7 @@ def write_all(source: Source, out: Path, ending: str, make: Callable[[int], byte
         with writing(out):
             write_whole(out, make(0))
         return out
-    with writing(out), into(out) as write, tqdm(names, desc="translating", unit="file") as bar:
+    with writing(out), writer_into(out) as write, tqdm(names, desc="translating", unit="file") as bar:
         for row, name in enumerate(bar):
             try:
                 found = make(row)

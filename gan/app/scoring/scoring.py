@@ -20,7 +20,7 @@ from datasets.augment import Prepared, Samples
 from datasets.workers import Loader
 from gan import noise
 from gan import ranks as all_ranks
-from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, in_turns, ranks_here, samples
+from gan.app.run.reopen import NOTHING_HELD_OUT, SavedRun, first_batches, has_numbers, in_turns, ranks_here
 from gan.app.scoring.features import Known
 from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Heard, Made, makes
@@ -220,7 +220,7 @@ def _turns(opened: SavedRun, count: int, batch_size: int, world: World, workers:
 
     def numbered() -> Iterator[tuple[range, Any]]:
         at = 0
-        for batch in samples(opened.run, count)[0]:
+        for batch in first_batches(opened.run, count)[0]:
             yield range(at, at := at + Batches().rows(batch)), batch
 
     for (numbers, batch), spare in in_turns(numbered(), world):
@@ -231,6 +231,6 @@ def _counts(opened: SavedRun, most: int | None) -> tuple[int, int]:
     if has_numbers(opened.run.data):
         held_out = len(opened.run.data.val)
         return min(most or held_out, held_out), held_out
-    found, held = samples(opened.run, most)
+    found, held = first_batches(opened.run, most)
     count = sum(map(Batches().rows, found))
     return count, count if held else 0

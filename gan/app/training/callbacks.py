@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
-from gan.app.run.reopen import batches_of, first_samples, ready, shown
+from gan.app.run.reopen import batches_of, first_samples, loaders_ready, shown_columns
 from gan.app.sampling import grids
 from gan.app.training import loggers, metrics
-from gan.app.training.card import changes
-from gan.app.training.metrics import spare, warn
+from gan.app.training.card import old_settings
+from gan.app.training.metrics import best_effort, warn
 from gan.app.training.pace import computing
 from gan.files.disk import write_whole
 from gan.files.errors import this_rank
@@ -96,32 +96,34 @@ class Pictures(Callback):
     def _draw(self, trainer: Trainer, game: Any) -> None:
         # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
         with computing(trainer, game, "grid", self.every) as prepared:
-            self._save(trainer, shown(game, prepared(self.batch)), f"step-{trainer.global_step:06d}.png")
+            self._save(trainer, shown_columns(game, prepared(self.batch)), f"step-{trainer.global_step:06d}.png")
 
     def _save(self, trainer: Any, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:
             self._write(trainer, grids.grid(columns, SHOWN), name)
-            with spare(self.folder.samples / name, "pictures"):
+            with best_effort(self.folder.samples / name, "pictures"):
                 grids.save_sounds(columns, self.folder.samples / name)
 
     def _write(self, trainer: Any, picture: Image.Image, name: str) -> None:
         path = self.folder.samples / name
-        with spare(path, "pictures"):
+        with best_effort(path, "pictures"):
             path.parent.mkdir(exist_ok=True)
             write_whole(path, grids.png(picture))
         loggers.show(trainer, "reals" if name == "reals.png" else "grid", picture)
 
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and (found := metrics.panels(self.record.rows)):
-            with spare(self.folder.curves):
+            with best_effort(self.folder.curves):
                 kimg, words = metrics.clock(self.record.rows)
                 title = f"{self.folder.path.name}: {words}" if words else self.folder.path.name
-                write_whole(self.folder.curves, metrics.drawn(found, "png", title, kimg, changes=changes(self.folder)))
+                write_whole(
+                    self.folder.curves, metrics.drawn(found, "png", title, kimg, changes=old_settings(self.folder))
+                )
 
 
 def dry_reals(run: Run, folder: RunFolder) -> Path | None:
     """Draw the reals of a run that is not trained, and say where: None if it shows none."""
-    with alone(), ready(run) as source:
+    with alone(), loaders_ready(run) as source:
         trainer = SimpleNamespace(global_step=0, is_global_zero=this_rank() == 0, loggers=[])
         Pictures(folder, metrics.Record(folder), 1).choose(trainer, run.game, source)
     path = folder.samples / "reals.png"

@@ -33,7 +33,7 @@ class Scored(NamedTuple):
     pictures: int = 0
 
 
-def trained(folder: RunFolder) -> dict[str, str]:
+def run_notes(folder: RunFolder) -> dict[str, str]:
     """What trained.json notes: the computer, changed settings, names at services. Nothing if it cannot be read."""
     try:
         return {name: str(value) for name, value in json.loads(read_text(folder.trained, MOST)).items()}
@@ -41,9 +41,9 @@ def trained(folder: RunFolder) -> dict[str, str]:
         return {}
 
 
-def changes(folder: RunFolder) -> dict[int, str]:
+def old_settings(folder: RunFolder) -> dict[int, str]:
     """The steps after which the run went on with other settings, with those of before."""
-    steps = ((name.removeprefix(UNTIL), words) for name, words in trained(folder).items() if name.startswith(UNTIL))
+    steps = ((name.removeprefix(UNTIL), words) for name, words in run_notes(folder).items() if name.startswith(UNTIL))
     return {int(step): words for step, words in steps if step.isdecimal()}
 
 
@@ -64,7 +64,7 @@ def facts(
         "run": f"{folder.path.resolve().name}: {first_sentence(settings['run'])}",
         "trained": f"{step:,} of {run.max_steps:,} steps" + (f", {batch} {what} a step" if batch else ""),
         "time": time or "not known",
-        "on": trained(folder).get("computer", "not known"),
+        "on": run_notes(folder).get("computer", "not known"),
         "data": Path(data).name if isinstance(data, str) and data else "made by the run itself",
         **({"kinds": f"a: {kinds[0]}, b: {kinds[1]}"} if kinds else {}),
         **({"begun from": begun_from(settings)} if settings.get("from_") else {}),
@@ -72,7 +72,7 @@ def facts(
         what: ", ".join([*counts, *([size] if size else [])]) or "not counted",
         LICENCE: licence(data),
         "parameters": ", ".join(f"{each} {size:,}" for each, size in sizes.items() if size),
-        **{name: words for name, words in trained(folder).items() if name.startswith(UNTIL)},
+        **{name: words for name, words in run_notes(folder).items() if name.startswith(UNTIL)},
         **({"settings": run.words} if run.chosen else {}),
         "computed": f"strategy {settings.get('strategy')}, precision {settings.get('precision')}",
     }

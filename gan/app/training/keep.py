@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from gan.app.run.folder import RunFolder
 from gan.app.training import start
-from gan.app.training.metrics import spare, warn, write_json
+from gan.app.training.metrics import best_effort, warn, write_json
 from gan.app.training.pace import between_steps
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
@@ -105,8 +105,8 @@ class Keep(Callback):
         self.scores.pop(step, None)
         path, missed = self.folder.checkpoint(step), partial(self._missed, trainer, step)
         if trainer.is_global_zero:
-            with spare(self.folder.launch):
-                start.note(self.folder, path)
+            with best_effort(self.folder.launch):
+                start.note_checkpoint(self.folder, path)
         if in_background:
             phase_strategy(trainer).save_in_background(path, missed)
         else:
@@ -168,7 +168,7 @@ class Keep(Callback):
                 phase_strategy(trainer).background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
 
     def _remove(self, path: Path) -> None:
-        with spare(path, "older checkpoints", "removed"):
+        with best_effort(path, "older checkpoints", "removed"):
             remove(path)
 
     def state_dict(self) -> dict[str, list[int]]:

@@ -22,7 +22,7 @@ from PIL import Image
 from gan.app.run.folder import RunFolder
 from gan.app.run.parser import items
 from gan.app.run.resumed import Resumed
-from gan.app.training.card import UNTIL, card, changes, trained
+from gan.app.training.card import UNTIL, card, old_settings, run_notes
 from gan.app.training.metrics import Record, warn, write_json
 from gan.files.errors import UserError, markdown, reason
 from gan.runs import Run
@@ -149,7 +149,7 @@ def kinds(typed: str | None) -> list[str]:
 
 def made(typed: str | None, folder: RunFolder, step: int | None) -> list[Beside]:
     """The loggers that are typed, for a run that begins at this step or, without one, is new."""
-    return [KINDS[name](folder, trained(folder).get(name), step) for name in kinds(typed)]
+    return [KINDS[name](folder, run_notes(folder).get(name), step) for name in kinds(typed)]
 
 
 def beside(trainer: Trainer) -> list[Any]:
@@ -180,8 +180,8 @@ class Track(Callback):
             return
         name = name_of(trainer.strategy.root_device)
         words = self.computer if name == "cpu" else f"{self.computer} ({name})"
-        known, step = trained(self.folder), trainer.global_step
-        later = [known.pop(f"{UNTIL}{at}") for at in changes(self.folder) if at > step]
+        known, step = run_notes(self.folder), trainer.global_step
+        later = [known.pop(f"{UNTIL}{at}") for at in old_settings(self.folder) if at > step]
         if step and self.resumed is not None and (later or self.resumed.changed):  # from before a change: as it was
             known[f"{UNTIL}{step}"] = later[0] if later else self.resumed.as_it_was(known.get("settings", ""))
         known |= {"computer": f"{words}, torch {torch.__version__}", "settings": self.run.words}

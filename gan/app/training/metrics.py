@@ -27,7 +27,7 @@ _said: set[tuple[Path, str]] = set()  # what could not be written, by its folder
 
 
 @contextmanager
-def spare(path: Path, kind: str = "", deed: str = "written") -> Iterator[None]:
+def best_effort(path: Path, kind: str = "", deed: str = "written") -> Iterator[None]:
     """Inside the `with`, a file is written. A failure ends only that, and is said the first time for each kind of file.
 
     `kind` stands for files such as this.
@@ -41,7 +41,7 @@ def spare(path: Path, kind: str = "", deed: str = "written") -> Iterator[None]:
 
 
 def write(path: Path, text: str) -> None:
-    with spare(path):
+    with best_effort(path):
         write_whole(path, text)
 
 
@@ -108,14 +108,14 @@ class Record(Logger):
             found = read(self.folder.metrics)
         except UserError as error:
             found, aside = {}, self.folder.metrics.with_name("metrics-damaged.csv")
-            with spare(aside):
+            with best_effort(aside):
                 self.folder.metrics.replace(aside)
                 warn(f"{error}; it is now {aside.name}, and a new file begins")
         self.columns = ["step", *dict.fromkeys(name for row in found.values() for name in row)]
         last = max(found, default=-1)
         if min(last, max(self.folder.steps(), default=-1)) > step:
             aside = self.folder.metrics.with_name(f"metrics-to-step-{last:06d}.csv")
-            with spare(aside):
+            with best_effort(aside):
                 shutil.copyfile(self.folder.metrics, aside)
                 say(f"metrics.csv goes on from step {step}; {aside.name} keeps its later rows")
         self.rows = {number: row for number, row in found.items() if number <= step}
@@ -128,7 +128,7 @@ class Record(Logger):
         names = sorted({name for row in self.rows.values() for name in row} - set(self.columns))
         self.columns += names
         there, self._written = 0 if names else self._written, 0
-        with spare(self.folder.metrics):
+        with best_effort(self.folder.metrics):
             if there:
                 with self.folder.metrics.open("a", encoding="utf-8", newline="") as file:
                     file.write(self._text(there))

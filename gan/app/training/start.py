@@ -130,7 +130,7 @@ def launcher_of(place: Launched | None, argv: Sequence[str] = ()) -> str | None:
     """
     if agent.speaks():
         return agent.name()
-    if (there := folder(place)) is not None:
+    if (there := torchrun_folder(place)) is not None:
         return f"torchrun {socket.gethostname()} {there}"
     if place is not None and place.launcher.queued:
         return f"{place.launcher.queued.format_map(os.environ)} {zlib.crc32(shlex.join(argv).encode()):08x}"
@@ -156,16 +156,16 @@ def begun_by(
     return None
 
 
-def text(launchers: list[str], *checkpoints: str) -> str:
+def launch_record(launchers: list[str], *checkpoints: str) -> str:
     return json.dumps({"launchers": launchers, "checkpoints": checkpoints[-NOTED:]}, indent=1) + "\n"
 
 
-def note(folder: RunFolder, checkpoint: Path) -> None:
+def note_checkpoint(folder: RunFolder, checkpoint: Path) -> None:
     """This launch saves a checkpoint, from which its next attempt goes on if it has become whole."""
     if record := _read(folder):
         noted = (name for name in record["checkpoints"] if name != checkpoint.name)
         others = (name for name in noted if (folder.checkpoints / name).exists())
-        write_whole(folder.launch, text(record["launchers"], *others, checkpoint.name))
+        write_whole(folder.launch, launch_record(record["launchers"], *others, checkpoint.name))
 
 
 def chosen_by_first(
@@ -224,7 +224,7 @@ def _read(folder: RunFolder) -> dict[str, list[str]] | None:
 # reads there how far the last one has come.
 
 
-def folder(place: Launched | None) -> Path | None:
+def torchrun_folder(place: Launched | None) -> Path | None:
     """The folder that a person's torchrun has made for itself. It is the same for all attempts on this host."""
     if place is None or not place.launcher.elastic or FILE not in os.environ or agent.speaks():
         return None
@@ -233,13 +233,13 @@ def folder(place: Launched | None) -> Path | None:
 
 def note_steps(place: Launched | None) -> None:
     """Let this rank note its steps where the next attempt finds them. Call it before training."""
-    if (there := folder(place)) is not None:
+    if (there := torchrun_folder(place)) is not None:
         os.environ[VARIABLE] = str(there / "board")
 
 
-def check(place: Launched | None) -> None:
+def check_attempts(place: Launched | None) -> None:
     """For the first rank: refuse to begin again if the last three attempts have failed at the same step."""
-    there = folder(place)
+    there = torchrun_folder(place)
     if place is None or there is None:
         return
     noted, failed = there / "failures.json", {}

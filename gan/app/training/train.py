@@ -14,12 +14,12 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
 
 from datasets import GanData
-from datasets.files.pictures import noted
+from datasets.files.pictures import facts_of
 from gan.app.outputs import say
 from gan.app.run import folder, options
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
-from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume, where_data_are
+from gan.app.run.resumed import Resumed, newest_whole, to_resume, what_to_type, where_data_are
 from gan.app.scoring.names import TITLES
 from gan.app.training import loggers, start
 from gan.app.training.callbacks import Pictures, Score, dry_reals, write_lost_settings, write_settings
@@ -87,7 +87,7 @@ class Beginning:
         said = {**now, "precision": settings.precision}
         self.trained = Resumed(resumed[0], settings.run, said) if resumed is not None else None
         others = self.trained is None or {"from_", "config_"}.intersection(self.trained.changed)
-        self.said = {} if self.trained is None or others else folder.said(self.trained.folder.networks)
+        self.said = {} if self.trained is None or others else folder.json_in(self.trained.folder.networks)
         purpose, ranks = ("dry" if settings.dry_run else "train", ranks) if self.trained is None else ("resume", 1)
         try:
             with made_to(purpose, self.said, ranks=ranks):
@@ -105,16 +105,16 @@ class Beginning:
         found = {chosen.folder.settings: self.all_settings, chosen.folder.game: self.summary}
         if self.said:
             found[chosen.folder.networks] = json.dumps(self.said, indent=1) + "\n"
-        if isinstance(data := self.run.data, GanData) and (train := noted(data.train)):
-            found[chosen.folder.data] = json.dumps({"train": train, "val": noted(data.val)}) + "\n"
+        if isinstance(data := self.run.data, GanData) and (train := facts_of(data.train)):
+            found[chosen.folder.data] = json.dumps({"train": train, "val": facts_of(data.val)}) + "\n"
         if launchers and not self.settings.dry_run:
             begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
-            found[chosen.folder.launch] = start.text(launchers, *begun_from)
+            found[chosen.folder.launch] = start.launch_record(launchers, *begun_from)
         return found
 
     def choose(self, launchers: list[str], held: ExitStack) -> Chosen:
         """For the first rank. The files of a resumed run stay as they are until it trains; `held` gets its lock."""
-        start.check(self.place)
+        start.check_attempts(self.place)
         # A queue may give the number of a job again, so only one that has been requeued has begun a run.
         may_have = self.place is not None and (not self.place.launcher.queued or self.place.restarts)
         pick = partial(newest_whole, say=say)
@@ -222,7 +222,7 @@ def train(
     except (NotFinite, Damaged) as error:
         if checkpoint is None:  # the game has read another file
             raise
-        raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
+        raise UserError(f"{checkpoint}: {error}; {what_to_type(where, checkpoint, '--resume ')}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
         say(f"stopped at step {trainer.global_step}, all saved; go on with")

@@ -14,7 +14,7 @@ from lightning import seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 
 from gan.app.outputs import quiet
-from gan.app.run.folder import holding, said
+from gan.app.run.folder import holding, json_in
 from gan.app.run.options import run_settings
 from gan.app.run.resumed import Resumed
 from gan.app.training.train import strategy_of, trainer_of
@@ -65,7 +65,7 @@ def train(
     settings.precision = precision
     seed_everything(settings.get("seed", 0), verbose=False)
     now = run_settings(settings)
-    with made_to("train") if start is None else made_to("resume", said(holding(start).networks)):
+    with made_to("train") if start is None else made_to("resume", json_in(holding(start).networks)):
         run, first = build(settings.run, **now), 0
     if start is not None:
         Resumed(holding(start), settings.run, now).check()

@@ -3,7 +3,7 @@
 import pytest
 
 from strategies import advice
-from strategies.advice import instead
+from strategies.advice import type_instead
 from strategies.policies import POLICIES
 from strategies.policies.choice import choices
 
@@ -32,5 +32,5 @@ def test_all_players_keep_what_they_have_but_one(monkeypatch, typed, leaders, as
     for name in ("_typed", "_leaders"):
         monkeypatch.setattr(advice, name, {})
     advice.note_typed({name: str(each) for name, each in choices(typed, POLICIES).items()}, leaders)
-    assert instead(*asked) == f"--strategy {answer}"
+    assert type_instead(*asked) == f"--strategy {answer}"
     choices(answer, POLICIES)  # it can be typed

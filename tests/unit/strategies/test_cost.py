@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam
 from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, Kind, traces
 from strategies.observers import FOREVER, Living
-from strategies.policies.amounts import Collective, Group, Held, Moved, moved
+from strategies.policies.amounts import Collective, Group, Held, Moved, bytes_moved
 from strategies.policies.costs import optimizer_cost
 from tests.support.composite import Sized
 from tests.support.hard_games import HARD
@@ -39,9 +39,9 @@ def test_the_peak_is_the_phase_that_holds_most_and_a_rare_phase_moves_its_share(
     ],
 )
 def test_a_ring_sends_its_part_on_each_link(group, local, expected):
-    assert moved([Collective("all-gather", 100, group)], local) == expected
-    assert moved([Collective("reduce-scatter", 100, group)], local) == expected
-    assert moved([Collective("all-reduce", 100, group)], local) == expected * 2
+    assert bytes_moved([Collective("all-gather", 100, group)], local) == expected
+    assert bytes_moved([Collective("reduce-scatter", 100, group)], local) == expected
+    assert bytes_moved([Collective("all-reduce", 100, group)], local) == expected * 2
 
 
 # ---- optimizer ----

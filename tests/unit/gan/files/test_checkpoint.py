@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR
 
 from gan.files.checkpoint import Share, check_left_out, checksum, load, load_module_state, read
 from gan.files.errors import UserError
-from gan.files.finite import as_made, named, not_finite, of_players
+from gan.files.finite import as_made, names_of, not_finite, of_players
 from gan.files.tensors import write
 from gan.files.values import decode, encode, text_of
 from strategies.checkpoint.writing import save
@@ -224,7 +224,7 @@ def test_infinities_that_the_constructor_made_are_meant():
     assert of_players([("net", module)], meant) == [("net", "mean", "infinity")]
     with torch.no_grad():
         module.weight[0, 0] = torch.nan
-    said = named(of_players([("net", module)], meant))
+    said = names_of(of_players([("net", module)], meant))
     assert said == "'weight' of player 'net', and 1 more tensors have NaN or infinity"
     with torch.device("meta"):
         assert as_made(Masked()) == {"mask", "mean"}  # nobody knows

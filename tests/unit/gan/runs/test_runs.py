@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser
 from lightning import Trainer
 
 from datasets import Tones
-from datasets.files.pictures import noted
+from datasets.files.pictures import facts_of
 from gan import fit, runs
 from gan.app.run import options, reopen
 from gan.files.errors import UserError
@@ -364,7 +364,7 @@ def test_the_file_that_a_run_begins_with_is_needed_no_more(name, tmp_path):
     def pictures() -> dict[str, typing.Any]:
         opened = reopen.open_run(str(run)).run
         assert name != "stylegan2" or opened.game.generator.get_submodule(limited).clamp == 0.5
-        columns = reopen.shown(opened.game, reopen.first_samples(reopen.samples(opened)[0], 2))
+        columns = reopen.shown_columns(opened.game, reopen.first_samples(reopen.first_batches(opened)[0], 2))
         return {title: column.samples if isinstance(column, Sound) else column for title, column in columns.items()}
 
     before = pictures()
@@ -381,7 +381,7 @@ def test_the_file_that_a_run_begins_with_is_needed_no_more(name, tmp_path):
 def test_where_the_data_are_gone_the_networks_are_made_by_what_the_folder_says(name):
     typed = settings_of(name) | ({"size": 32, "upsamplings": 5, "max_steps": 1} if name == "sean" else {})
     made = build(name, **typed)
-    shape = json.loads(json.dumps({"train": noted(made.data.train), "val": noted(made.data.val)}))
+    shape = json.loads(json.dumps({"train": facts_of(made.data.train), "val": facts_of(made.data.val)}))
     typed["data"] = "/nowhere/mine"
     with made_to("look", None, shape):
         run = build(name, **typed)

@@ -31,11 +31,11 @@ def make(out, name, *checkpoints):
 
 def test_networks_that_were_damaged_are_named(tmp_path):
     run = make(tmp_path, "mine")
-    assert folder.said(run.networks) == {}
+    assert folder.json_in(run.networks) == {}
     for text in ("{", "5", "[" * 100_000):
         run.networks.write_text(text)
         with pytest.raises(UserError, match=r"cannot read '.*networks.json': .*; put back what gan.fit wrote"):
-            folder.said(run.networks)
+            folder.json_in(run.networks)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

@@ -18,7 +18,7 @@ from PIL import Image
 import gan
 from gan import sample
 from gan.app.sampling import sheet
-from gan.app.sampling.drawer import numbers, once
+from gan.app.sampling.drawer import parse_numbers, parse_numbers_once
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.grids import LINE, MARGIN, TITLE, picture
 from gan.app.sampling.paintings import Paintings
@@ -179,12 +179,12 @@ def test_what_cannot_be_drawn_is_said(files, capsys, words, said):
 
 
 def test_seeds_are_listed_as_in_the_published_code():
-    assert numbers("0-3, 9,5") == [0, 1, 2, 3, 9, 5] == numbers(["0-3", 9, "5"])
-    assert numbers("3,1-3") == [3, 1, 2, 3] and once("3,1-3") == [3, 1, 2]
-    assert numbers(range(3)) == [0, 1, 2] and numbers(7) == [7]
+    assert parse_numbers("0-3, 9,5") == [0, 1, 2, 3, 9, 5] == parse_numbers(["0-3", 9, "5"])
+    assert parse_numbers("3,1-3") == [3, 1, 2, 3] and parse_numbers_once("3,1-3") == [3, 1, 2]
+    assert parse_numbers(range(3)) == [0, 1, 2] and parse_numbers(7) == [7]
     for text in ("", "a", "1-", "-1", "0-99999", "1;2"):
         with pytest.raises(UserError, match="no list"):
-            numbers(text)
+            parse_numbers(text)
 
 
 def test_the_lines_of_the_guide_for_python_run(files):

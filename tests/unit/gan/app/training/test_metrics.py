@@ -9,7 +9,7 @@ import pytest
 
 from gan.app.run.folder import RunFolder
 from gan.app.training import card, metrics
-from gan.app.training.metrics import spare
+from gan.app.training.metrics import best_effort
 from gan.files.errors import UserError
 
 
@@ -51,9 +51,9 @@ def test_a_step_from_which_on_a_run_had_other_settings_is_marked(tmp_path):
     folder = RunFolder(tmp_path)
     noted = {"computer": "1 CPU process", "settings": "gamma 2", "settings until step 6": "gamma 1, kimg 2"}
     folder.trained.write_text(json.dumps(noted))
-    assert card.changes(folder) == {6: "gamma 1, kimg 2"} and card.changes(RunFolder(tmp_path / "none")) == {}
+    assert card.old_settings(folder) == {6: "gamma 1, kimg 2"} and card.old_settings(RunFolder(tmp_path / "none")) == {}
     panels = metrics.panels({0: {"d/x": 1.0}, 9: {"d/x": 2.0}})
-    both = card.changes(folder), {}
+    both = card.old_settings(folder), {}
     marked, plain = (metrics.drawn(panels, "svg", "a run", changes=each).decode() for each in both)
     assert "until step 6 (dotted): gamma 1, kimg 2" in marked and "until" not in plain
     assert marked.count("stroke-dasharray") == plain.count("stroke-dasharray") + 1
@@ -150,9 +150,9 @@ def full(name):
 
 def test_each_kind_of_file_is_said_once(capsys, tmp_path):
     for step in (1, 2):
-        with spare(tmp_path / f"{step}.png", "pictures"):
+        with best_effort(tmp_path / f"{step}.png", "pictures"):
             full("x")
-        with spare(tmp_path / "curves.png"):
+        with best_effort(tmp_path / "curves.png"):
             full("y")
     said = [(tmp_path / "1.png", "x"), (tmp_path / "curves.png", "y")]
     words = "\nwarning: {} cannot be written (No space left on device: {}); training goes on\n"

@@ -44,7 +44,7 @@ def begun(out, name, launchers, checkpoint=None, age=0.0):
     if checkpoint is not None:
         folder.checkpoint(checkpoint).mkdir()
         noted.append(folder.checkpoint(checkpoint).name)
-    folder.launch.write_text(start.text(launchers, *noted))
+    folder.launch.write_text(start.launch_record(launchers, *noted))
     os.utime(folder.launch, (time.time() - age,) * 2)
     return folder
 
@@ -90,7 +90,7 @@ def test_what_the_attempt_before_saves_while_its_lock_is_waited_for_counts(tmp_p
 
     def hold(where):
         where.checkpoint(12).mkdir()
-        start.note(where, where.checkpoint(12))
+        start.note_checkpoint(where, where.checkpoint(12))
 
     assert start.begun_by(tmp_path, ["a"], hold=hold) == Chosen(folder, folder.checkpoint(12), again=True)
 
@@ -105,20 +105,20 @@ def test_each_checkpoint_is_noted_unless_there_is_no_launcher(tmp_path):
     folder = begun(tmp_path, "001-mine", ["a", "b"])
     for step in (8, 10, 12, 14):
         folder.checkpoint(step).mkdir()
-        start.note(folder, folder.checkpoint(step))
-        start.note(folder, folder.checkpoint(step))
+        start.note_checkpoint(folder, folder.checkpoint(step))
+        start.note_checkpoint(folder, folder.checkpoint(step))
         assert start.begun_by(tmp_path, ["b"]).checkpoint == folder.checkpoint(step)
     assert len(json.loads(folder.launch.read_text())["checkpoints"]) == 3
     assert json.loads(folder.launch.read_text())["launchers"] == ["a", "b"]
     folder.launch.unlink()
-    start.note(folder, folder.checkpoint(14))
+    start.note_checkpoint(folder, folder.checkpoint(14))
     assert not folder.launch.exists()
 
 
 def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path):
     folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
     for step in (10, 12, 14, 16):
-        start.note(folder, folder.checkpoint(step))
+        start.note_checkpoint(folder, folder.checkpoint(step))
     folder.checkpoint(100).mkdir()  # which this launch did not write
     assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
 
@@ -191,7 +191,7 @@ def attempt(tmp_path, monkeypatch):
         (tmp_path / "none_xyz").mkdir(exist_ok=True)
         with mock.patch.dict("os.environ", variables):
             start.note_steps(place())
-            start.check(place())
+            start.check_attempts(place())
             for rank, step in enumerate(ends):
                 Board(Path(os.environ[VARIABLE]), 2).write(rank, Entry(step=step))
 
@@ -225,7 +225,7 @@ def test_other_launchers_do_not_try_again_or_count_for_themselves(by, tmp_path, 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "a" / "b" / "c" / "error.json"))
     there = None if by is None else place(by)
     start.note_steps(there)
-    start.check(there)
+    start.check_attempts(there)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from gan import fit as command
 from gan.app.run import folder
 from gan.app.run import resumed as resuming
 from gan.app.run.folder import RunFolder
-from gan.app.run.resumed import instead, newest_whole, to_resume
+from gan.app.run.resumed import newest_whole, to_resume, what_to_type
 from gan.app.training import start, train
 from gan.files.errors import Damaged, UserError
 from gan.files.finite import NotFinite
@@ -85,7 +85,7 @@ def test_before_a_copy_of_another_name_are_all_that_the_run_wrote(run):
     copy = run.checkpoints / "step-000020-keep.ckpt"
     damage(run.checkpoint(20).rename(copy))
     newest = run.checkpoint(30)
-    assert instead(run, copy) == f"the newest whole checkpoint before it is {newest}: type {newest}"
+    assert what_to_type(run, copy) == f"the newest whole checkpoint before it is {newest}: type {newest}"
 
 
 def test_one_of_a_newer_version_is_not_passed_over(run, monkeypatch):
@@ -123,7 +123,7 @@ def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monke
     if started_again:
         monkeypatch.setattr(command, "launched", lambda: Launched("environment", 0, 0, 1, 1, 0))
         monkeypatch.setattr(start, "launcher_of", lambda *_: "a launcher")
-        run.launch.write_text(start.text(["a launcher"], run.checkpoint(30).name))
+        run.launch.write_text(start.launch_record(["a launcher"], run.checkpoint(30).name))
     typed = ["wgan-gp-faces"] if started_again else ["--resume", "auto", "--devices", "1"]
     assert command.main([*typed, "--out", str(run.path.parent)]) == 0
     assert chosen == [run.checkpoint(20)]
