@@ -52,9 +52,8 @@ class PhaseStrategy(RanksStrategy):
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
     `check` tries a step on all ranks together, and on each as if it were one device (see check/one_device.py). It does
     so before a phase is played for the first time, and again at growing distances; with `check="often"` every tenth
-    time.
-    `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
-    group are Lightning's own: the other arguments are those of its DDPStrategy, and the model is never wrapped in DDP.
+    time. `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the
+    process group are Lightning's: the other arguments are those of its DDPStrategy, and no model is wrapped in DDP.
     `start_method` "spawn" or "fork" starts ranks as functions; a notebook forks. `process_group_backend` is gloo, nccl
     or mpi; without it nccl on GPUs, else gloo. `init_method` is where ranks meet, if not at MASTER_ADDR and
     MASTER_PORT: `tcp://HOST:PORT`, or `file:///PATH` on a disk that they share (a file that does not exist yet).
