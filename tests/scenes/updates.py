@@ -424,7 +424,7 @@ UPDATES = {
         mutants=(
             Mutant(
                 "they are forgotten", "single+recompute",
-                replaced={"strategies.options.recompute._place": nothing},
+                replaced={"strategies.options.recompute._put_weights": nothing},
             ),
         ),
     ),
