@@ -200,7 +200,7 @@ def kill_in(point, path, number, how=save):
             "in the middle of the tensors": (os, "fsync", die),
             "between the tensors and the values": (writing, "_complete", die),
             "in the middle of the values": (os, "fsync", the_second_time(os.fsync, die)),
-            "before it gets its name": (writing, "put", die),
+            "before it gets its name": (writing, "put_in_place", die),
             "between the two renames": (Path, "rename", the_second_time(Path.rename, die)),
             "before the older one is removed": (folders, "remove", the_second_time(folders.remove, die)),
             "while the older one is removed": (shutil, "rmtree", die),
