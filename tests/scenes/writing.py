@@ -540,6 +540,12 @@ def as_they_are(*_: Any) -> Any:
     return nullcontext()
 
 
+AVERAGES_STAY = {
+    "strategies.world.Owed.catch_up": nothing,
+    "strategies.policies.whole_weights.withheld": as_they_are,
+}
+
+
 def by_norms(game: Any, often: str, *more: Mutant, **policies: int) -> Scene:
     """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
     return Scene(
@@ -699,19 +705,16 @@ WRITTEN = {
         mutants=(Mutant("nothing is written", callbacks=list),),
     ),
     "an_error_on_one_rank_leaves_averaged": Scene(
-        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Fails()]
+        Plain, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), callbacks=lambda: [Fails()],
+        mutants=(
+            Mutant("averages stay", "zero2", callbacks=lambda: [Fails(alone=False)], replaced=AVERAGES_STAY, slow=True),
+        ),
     ),
     "an_error_leaves_averaged": Scene(
         Plain, policies={**OURS, **COPIES, **ENGINES, "generator=pipeline,*=ddp": 2},
         often=("zero2",), callbacks=lambda: [Fails(alone=False)],
         mutants=(
-            Mutant(
-                "averages stay", "zero2",
-                replaced={
-                    "strategies.world.Owed.catch_up": nothing,
-                    "strategies.policies.whole_weights.withheld": as_they_are,
-                },
-            ),
+            Mutant("averages stay", "zero2", replaced=AVERAGES_STAY),
         ),
         refused=(
             *unkept(reads_after_an_error, "is read here, and an error has left `averaged()` or", "zero2", "zero3"),

@@ -116,7 +116,7 @@ def test_every_cell_shows_what_the_run_is_and_makes(executed, sean_run):
     assert sean_run.name in facts and "2 of 2 steps" in facts and "transfer error" in facts
     assert "batch_size" in html(executed["settings"])
     titles = re.findall(r'alt="curves of ([^"]*?) over', html(executed["curves"]))
-    assert set(titles) == {"generator", "discriminator", "held-out scores", "gradient norms"}
+    assert set(titles) == {"generator", "discriminator", "held-out scores", "gradient norms", "learning rates"}
     grid = images(executed["time"])
     assert len(grid) % 4 == 0 and {image.size for image in grid} == {(32, 32)}
     assert "step 0" in html(executed["time"]) and "step 2" in html(executed["time"])
