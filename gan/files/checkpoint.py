@@ -289,7 +289,7 @@ def load_module_state(
 
 
 def _make_buffers(module: nn.Module, saved: Mapping[str, Any]) -> None:
-    """A buffer that a forward makes, and that has no elements before, gets those that are saved."""
+    """Make room for saved buffers that begin empty, or as None, and that a forward fills."""
     for prefix, owner in module.named_modules():
         for name, buffer in owner._buffers.items():
             there = saved.get(f"{prefix}.{name}".lstrip("."))
@@ -300,10 +300,10 @@ def _make_buffers(module: nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def _put_apart(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Undo that a buffer has overwritten a weight, in whose memory it lies until the first forward.
+    """Give a buffer memory of its own, and the weight its values, if loading the buffer has overwritten the weight.
 
-    The spectral norm of torch 0.4 begins so, which published code still has. A buffer that has the weight's values
-    when it is saved, too, stays in its memory.
+    In the spectral norm of torch 0.4, which published code still has, a buffer lies in the weight's memory until the
+    first forward. If both were saved with the same values, the buffer stays there.
     """
     there = {key: each for key, each in own.items() if key in state and _has_memory(each)}
     memory = {key: each.untyped_storage()._cdata for key, each in there.items()}
