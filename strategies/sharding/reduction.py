@@ -175,6 +175,7 @@ class ReduceScatter(GroupReduction):
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Only the last backward communicates."""
         self._reducing, count = last, len(self.buckets)
+        self._pending = []  # those of a trial that has failed in its backward
         self._came.clear()
         self.in_turn = list(reversed(range(count))) if self.on_read is None else self.on_read.in_turn(count)
         with torch._C.DisableTorchFunctionSubclass():

@@ -960,6 +960,25 @@ class Remembers(One):
         return (self.net(batch["x"]) + self.first).square().mean()
 
 
+class FailsOnFew(One):
+    """A trial's backward fails when it has reduced gradients of some blocks."""
+
+    of_net: ClassVar = {"blocks": ("1", "2", "3")}
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 6), *(nn.Sequential(nn.Linear(6, 6)) for _ in range(3)))
+
+    def play(self, batch):
+        x = self.net[0](batch["x"])
+        x.register_hook(self.refuse_few)
+        return self.net[1:](x).square().mean()
+
+    def refuse_few(self, slope):
+        if len(slope) < 8:
+            raise ArithmeticError("too few samples")
+
+
 class Packs(One):
     """CTGAN: the network sees four samples as one row, and draws for each such pack."""
 
@@ -1123,6 +1142,7 @@ BY_RANK = "phase 'late': in step 1 its `when` is True on the first rank, which d
         row(StreamsLater, f"{UNCHECKED} 'numbers'", policy="zero3", steps=3, slow=True),
         row(Plain, NO_ROOM, room=0),
         row(Remembers, ON_FEW, steps=4, policy="zero3"),
+        row(FailsOnFew, "no comparison with one device: step 0 was tried on", steps=3, policy="fsdp", room=1),
         row(VirtualBatches, unsaid=("no comparison",), steps=3),
         row(Packs, unsaid=("no comparison",), steps=4, slow=True),
         row(Pooled, steps=12, check="often", slow=True),

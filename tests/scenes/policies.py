@@ -227,6 +227,54 @@ def weight_norm(layer: nn.Linear) -> None:
         nn.utils.weight_norm(layer)
 
 
+class Adjoint(torch.autograd.Function):
+    """As an ODE's solver: its backward asks for all weights, then for their memory, and computes the layers again."""
+
+    @staticmethod
+    def forward(ctx, x, *weights):
+        ctx.save_for_backward(x, *weights)
+        return Adjoint.through(x, weights)
+
+    @staticmethod
+    def backward(ctx, slope):
+        x, *weights = (each.as_strided(each.shape, each.stride()) for each in ctx.saved_tensors)
+        with torch.enable_grad():
+            own = [each.detach().requires_grad_() for each in (x, *weights)]
+            return torch.autograd.grad(Adjoint.through(own[0], own[1:]), own, slope)
+
+    @staticmethod
+    def through(x, weights):
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        return x
+
+
+class Solve(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        return Adjoint.apply(x, *(block.linear.weight for block in self.blocks))
+
+
+def solved():
+    return nn.Sequential(nn.Linear(6, WIDTH), Solve(), Block(), Block(), nn.Linear(WIDTH, 1))
+
+
+class Solver(Plain):
+    second_order = False
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator = solved()
+
+    def configure_phases(self):
+        judge, fool = super().configure_phases()
+        yield replace(judge, second_order=self.second_order)
+        yield replace(fool, second_order=self.second_order)
+
+
 # ---- the table ----
 
 
@@ -290,6 +338,14 @@ POLICY_GAMES = {
         Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=3,
     ),
     "blocks of a follower": Scene(Led, **FSDP),
+    "a backward that needs all blocks at once": Scene(
+        Solver, policies={"zero3": 2}, bucket=100,
+        refused=tuple(
+            Refused(Solver, "fsdp", "computes with weights that FSDP2 has freed meanwhile", check=check)
+            for check in (True, False)
+        ),
+    ),
+    "a backward that needs all blocks at once, of second order": Scene(having(Solver, second_order=True), **FSDP),
     "a list of networks": Scene(
         Listed, **FSDP,
         refused=(
