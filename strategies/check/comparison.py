@@ -113,7 +113,7 @@ class Comparison:
             if phase in self.unlike:
                 continue
             many = self.together.norms[phase, player]
-            largest = max([*one.values(), *many.values()], default=0.0)
+            largest = max(filter(math.isfinite, (*one.values(), *many.values())), default=0.0)
             rounding = self.rounding[phase]
             small, least = max(SMALL, rounding) * largest, LEAST * rounding * largest
             measured = {key[-1]: gap for key, gap in allowed.items() if key[:-1] == ("gradient", phase, player)}

@@ -960,6 +960,12 @@ class Remembers(One):
         return (self.net(batch["x"]) + self.first).square().mean()
 
 
+NanInTheFirst = with_loss(
+    "NanInTheFirst",
+    lambda game, batch: game.net(batch["x"]).square().mean() + (game.net[0].weight[0, 0] * 0).sqrt(),
+)
+
+
 class FailsOnFew(One):
     """A trial's backward fails when it has reduced gradients of some blocks."""
 
@@ -1143,6 +1149,7 @@ BY_RANK = "phase 'late': in step 1 its `when` is True on the first rank, which d
         row(Plain, NO_ROOM, room=0),
         row(Remembers, ON_FEW, steps=4, policy="zero3"),
         row(FailsOnFew, "no comparison with one device: step 0 was tried on", steps=3, policy="fsdp", room=1),
+        row(NanInTheFirst, "skipped the update", steps=2),
         row(VirtualBatches, unsaid=("no comparison",), steps=3),
         row(Packs, unsaid=("no comparison",), steps=4, slow=True),
         row(Pooled, steps=12, check="often", slow=True),
