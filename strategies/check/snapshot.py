@@ -20,7 +20,7 @@ from strategies.batches import random_state
 from strategies.batches.reachable import Reachable, Scope, content_of, copied, differs, kind_of
 from strategies.policies.policy import Policy
 
-SLOW = 3.0  # seconds
+SLOW = 3.0  # seconds of this thread: a busy machine does not count
 OF_TRAINER = {"callbacks", "datamodule"}
 APPENDS = {"append", "appendleft", "extend", "add"}  # a log is only written
 
@@ -65,7 +65,7 @@ class Snapshot:
     """
 
     def __init__(self, game: GanModule, policies: Mapping[str, Policy]) -> None:
-        since = time.monotonic()
+        since = time.thread_time()
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
         elsewhere = not all(policy.runs_everywhere for policy in policies.values())  # one rank alone may ask
@@ -75,7 +75,7 @@ class Snapshot:
         # With these iterators nothing is tried.
         self.untried = [name for name, each in self.iterators if elsewhere or id(each) in inside]
         functions = [value for _, value in reachable.objects.values() if isinstance(value, FunctionType)]
-        if time.monotonic() - since > SLOW:
+        if time.thread_time() - since > SLOW:
             packages = Counter((each.__module__ or "").partition(".")[0] for each in functions)
             _say_slow(max(packages, key=packages.__getitem__), *reachable.authors)
         self.read = {name for function in functions for name in _reads(function.__code__)}
@@ -156,7 +156,7 @@ def _say_slow(package: str, *authors: str) -> None:
     if package not in authors:
         rank_zero_warn(
             f"each trial of a step looks through all objects of your code, which takes seconds; most are of "
-            f"'{package}'. If that is not your own code, install it without -e: installed packages are left out"
+            f"'{package}'. If that is not your own code, pip install it (without -e): installed packages are left out"
         )
 
 

@@ -1126,7 +1126,7 @@ def test_an_own_package_that_takes_long_to_look_through_is_named(monkeypatch):
     game.cloned = cloned
     exec("".join(f"def f{number}(): pass\n" for number in range(99)), vars(cloned))
     monkeypatch.setitem(sys.modules, "cloned", cloned)
-    with pytest.warns(UserWarning, match="most are of 'cloned'. If that is not your own code, install it without -e"):
+    with pytest.warns(UserWarning, match="most are of 'cloned'. If that is not your own code, pip install it"):
         Snapshot(game, {})
 
 
