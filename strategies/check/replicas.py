@@ -10,7 +10,7 @@ from gan.ema import Ema
 from gan.files.checkpoint import Checksum, checksum
 from gan.files.errors import UserError
 from gan.module import GanModule
-from strategies.policies.averages import EvalWeights
+from strategies.optimizers.averages import EvalWeights
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import resharded, version_of
 from strategies.world import World

@@ -27,7 +27,7 @@ from gan.pretrained import check_files
 from strategies import private
 from strategies.batches.random_state import untouched
 from strategies.checkpoint.first_weights import FirstWeights
-from strategies.policies.optimizers import LossScale, Updater
+from strategies.optimizers.updater import LossScale, Updater
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import version_of
 

@@ -33,7 +33,7 @@ from strategies.checkpoint import player_state
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.first_weights import FirstWeights
 from strategies.checkpoint.player_state import LeftOut
-from strategies.policies.optimizers import Updater
+from strategies.optimizers.updater import Updater
 from strategies.policies.policy import Policy
 
 

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from gan.phase import MakeOptimizer, Player
 from strategies.observers import Living
+from strategies.optimizers.updater import Modes, elementwise
 from strategies.policies.amounts import Held, size_of
 from strategies.policies.belongings import Belongings
-from strategies.policies.optimizers import Modes, elementwise
 from strategies.world import World
 
 SQUARES = ((64, 64), (64, 64))

@@ -16,12 +16,13 @@ from gan.phase import Phase, Player
 from nets.norm import torchs_own
 from strategies import private
 from strategies.advice import type_instead
+from strategies.optimizers.averages import EvalWeights, Follower
+from strategies.optimizers.making import check_pieces, updaters_of, without_closure
+from strategies.optimizers.stepped_apart import why_not_apart
+from strategies.optimizers.updater import LossScale, Modes, Updater
 from strategies.options.compile import Compiled, compiled_by_author, refuse_forgetful
 from strategies.options.recompute import Recompute
-from strategies.policies import optimizers
-from strategies.policies.averages import EvalWeights, Follower
 from strategies.policies.belongings import Belongings, Switch
-from strategies.policies.optimizers import LossScale, Modes, Updater
 from strategies.policies.whole_weights import WholeWeights
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
@@ -102,7 +103,7 @@ class Policy(WholeWeights):
                     f"Trainer(sync_batchnorm=True), with which all batch norms are synchronised on CPUs too"
                 )
             if self.weights:
-                self.updaters = optimizers.updaters_of(self.player, self.makers, self.weights)
+                self.updaters = updaters_of(self.player, self.makers, self.weights)
                 self.updater = self.updaters[""]
             if self.divided:
                 self.storage = self.make_storage()
@@ -113,7 +114,7 @@ class Policy(WholeWeights):
             self.ema = Ema(self.storage.owned, self.player.decay, network=network)
         for updater in self.updaters.values():
             if self.storage.owns_pieces:
-                optimizers.check_pieces(self.player, updater, self.name)
+                check_pieces(self.player, updater, self.name)
             if self.storage.owns_part:
                 updater.step_owned(self.storage)
             if isinstance(updater.optimizer, Modes):
@@ -147,8 +148,8 @@ class Policy(WholeWeights):
     def check_apart(self) -> None:
         """Refuse an optimizer whose step on some of the weights may differ from its step on all."""
         for phase, updater in self.updaters.items():
-            with optimizers.without_closure(self.player, updater.optimizer):
-                why = None if updater.elementwise else optimizers.why_not_apart(self.makers[phase], self.weights)
+            with without_closure(self.player, updater.optimizer):
+                why = None if updater.elementwise else why_not_apart(self.makers[phase], self.weights)
             if why is not None:
                 raise UserError(
                     f"player '{self.player.name}': policy '{self.name}' gives each rank some of the weights, and that "
@@ -282,7 +283,7 @@ class Policy(WholeWeights):
             nn.utils.clip_grads_with_norm_(self.storage.owned.values(), self.player.clip, norm)
         self.learners_updater.check_members(self.player)
         updater = self.learners_updater
-        with updater.owning(), optimizers.without_closure(self.player, updater.optimizer):
+        with updater.owning(), without_closure(self.player, updater.optimizer):
             self.storage.step(updater.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1

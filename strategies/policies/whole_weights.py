@@ -10,8 +10,8 @@ from gan.ema import Ema
 from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
+from strategies.optimizers.averages import EvalWeights
 from strategies.options.recompute import Recompute
-from strategies.policies.averages import EvalWeights
 from strategies.policies.belongings import Belongings
 from strategies.policies.costs import Costs
 from strategies.sharding.resharded_parameter import withheld

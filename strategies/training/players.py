@@ -33,11 +33,11 @@ from strategies.checkpoint.first_weights import FirstWeights
 from strategies.checkpoint.player_state import Averages, last_averages, remember_averages, show_averages
 from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import check_loadable
+from strategies.optimizers.updater import LossScale
 from strategies.options.compile import compiling
 from strategies.placing.division import part_of
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.choice import Choice
-from strategies.policies.optimizers import LossScale
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import SIGNALS, handle
 from strategies.sharding.bucket import UNSHARDED

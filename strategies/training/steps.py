@@ -16,7 +16,7 @@ from strategies import private
 from strategies.batches.draws import draws_follow, for_all_ranks
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.hooks import GameFirst, draws_alike
-from strategies.policies.optimizers import check_saved, check_unaltered
+from strategies.optimizers.making import check_saved, check_unaltered
 from strategies.processes import heap
 from strategies.training.incoming import Incoming
 from strategies.training.lockstep import Lockstep

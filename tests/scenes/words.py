@@ -577,7 +577,7 @@ def without(game, word):
 
 DUEL = {**POLICIES, **ENGINES}
 OFFLOADED = {"zero1+offload": 2, "zero2+hybrid:2": 4, "zero3+offload": 4}
-SWITCH, FOLLOWER = "strategies.policies.belongings.Switch", "strategies.policies.averages.Follower"
+SWITCH, FOLLOWER = "strategies.policies.belongings.Switch", "strategies.optimizers.averages.Follower"
 BUCKET = "strategies.sharding.bucket.Bucket"
 FREEZE = "`requires_grad_` on a part of a player"
 RESUMED: dict[str, Any] = {"saved": ("zero3", "single"), "arrives": (("ddp", 2), ("zero1", 4), ("zero3", 4))}

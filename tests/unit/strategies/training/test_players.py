@@ -14,9 +14,9 @@ from gan import Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.first_weights import refuse_one_memory
+from strategies.optimizers.stepped_apart import why_not_apart
 from strategies.policies.belongings import belongings_of
 from strategies.policies.choice import Choice, Option, choices
-from strategies.policies.optimizers import why_not_apart
 from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
 from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gan.ema import Ema
 from gan.phase import Player
-from strategies.policies.optimizers import Modes, Updater
+from strategies.optimizers.updater import Modes, Updater
 from strategies.sharding.storage import Storage
 
 

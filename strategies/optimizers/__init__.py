@@ -1,0 +1,1 @@
+"""What updates a player's weights."""
