@@ -49,9 +49,10 @@ class DeepSpeed2(Policy):
         odd = {weight.dtype for weight in self.shared_out.values()} - {deepspeed_engine.DTYPE}
         if odd:
             kinds = ", ".join(str(kind).removeprefix("torch.") for kind in odd)
+            precision = "" if any(kind.is_complex for kind in odd) else "--precision 32-true, or "
             raise UserError(
                 f"player '{player.name}': strategy '{self.name}' computes in float32 and its weights are {kinds}; "
-                f"type --precision 32-true, or {instead_of('deepspeed', 'zero')}"
+                f"type {precision}{instead_of('deepspeed', 'zero')}"
             )
         if world.size == 1 and "offload" in self.options:
             raise UserError(
