@@ -8,7 +8,7 @@ import torch
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.turn import PATIENCE
+from strategies.guard import PATIENCE
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, snapshot, trainer, warned, words_of
 

@@ -20,7 +20,8 @@ STOREYS = [
     "strategies/optimizers "
     "strategies/advice.py strategies/private.py strategies/accelerator.py strategies/observers.py strategies/world.py",
     "strategies/policies",
-    "strategies/turn.py strategies/hooks.py strategies/placing strategies/checkpoint",
+    "strategies/turn.py strategies/turn_errors.py strategies/guard.py strategies/hooks.py strategies/placing "
+    "strategies/checkpoint",
     "strategies/check strategies/cost",
     "strategies",
     "gan/app",
