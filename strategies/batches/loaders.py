@@ -177,10 +177,11 @@ def _check_collated(loader: GlobalLoader) -> None:
             pairs += [(one, other) for one, other in both if one.shape == other.shape]  # half may be padded less
         if not all(torch.equal(*pair) for pair in pairs):
             rank_zero_warn(
-                "collate_fn puts samples into another order, mixes them, draws, or computes with all of them, as with "
-                "their maximum. It gets a rank's own samples, so a row differs from one device, or what a loss draws "
-                "for it, and no trial sees it: return samples in their order (pack_padded_sequence(..., "
-                "enforce_sorted=False) needs no other), and do the rest in on_after_batch_transfer or in the loss"
+                "collate_fn puts samples into another order or dimension, mixes them, draws, or computes with all of "
+                "them, as with their maximum. It gets a rank's own samples, so a row differs from one device, or what "
+                "a loss draws for it, and no trial sees it: return samples in their order, first (as [batch, time]; "
+                "pack_padded_sequence(..., enforce_sorted=False) needs no other order; what all samples share, such "
+                "as times, belongs into an attribute), and do the rest in on_after_batch_transfer or in the loss"
             )
 
 
