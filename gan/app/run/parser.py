@@ -5,7 +5,8 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from shutil import get_terminal_size
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import jsonargparse
@@ -80,7 +81,7 @@ class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Short help: options with hyphens, no type where the default shows it, and no default that is null or False."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=110)
+        super().__init__(prog, max_help_position=30, width=min(110, get_terminal_size((110, 24)).columns))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         name = re.sub(r"--\w+", lambda match: _hyphens(match[0]), ", ".join(action.option_strings))
@@ -161,6 +162,8 @@ class Parser(jsonargparse.ArgumentParser):
     def error(self, message: str, *more: Any) -> NoReturn:
         """Say what may have been meant: the closest known option to an unknown one, or the run; or which value."""
         option, right = self.wanted(message)
+        if right == "text" and "expected one argument" in message:
+            self._refuse_empty(f"--{option}")
         for word, value in pairwise([*self._typed, ""]):
             name, given, own = word.partition("=")
             if option and name.replace("-", "_") == f"__{option}":
@@ -184,8 +187,12 @@ class Parser(jsonargparse.ArgumentParser):
         if word and word[1].lower() in ("true", "false") and before in options:
             message = f"{_hyphens(before)} takes no value; type {_hyphens(before)} alone, or leave it out"
         elif word and (first or "--run" in known):
-            what = " and ".join(first) or "the run's name"
-            message = f"'{word[1]}' belongs to no option; {what} must come before all options"
+            words = list(takewhile(lambda each: not each.startswith("-"), self._typed))
+            named = len(words) >= len(first) if first else "--run" in self._typed
+            advice = " and ".join(first or ["the run's name"]) + " must come before all options"
+            if named:
+                advice = "type its option before it, and a name with spaces in quotes"
+            message = f"'{word[1]}' belongs to no option; {advice}"
         elif "--run" in known and not first and "--run" not in self._typed:
             run = next((each for each in self._typed if each in RUNS or ".py:" in each), "")
             message += f"; the run comes first: {self.prog} {run}, and then all options" * bool(run)

@@ -127,6 +127,14 @@ def test_a_folder_that_cannot_be_searched_is_refused(typed, monkeypatch):
 # ---- parser ----
 
 
+def test_help_fits_into_the_terminal(monkeypatch):
+    for columns in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = options._parser(full_name("stylegan2")).format_help().partition("\nexamples:")[0]
+        about = [len(line) for line in text.splitlines() if line.startswith(" " * 30)]
+        assert columns - 10 < max(about) <= columns
+
+
 def test_help_lists_options_once_as_they_are_typed(here):
     for run in RUNS:
         text = options._parser(full_name(run)).format_help()
