@@ -23,11 +23,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from datasets.workers import Loader, workers_explained
 from gan.files.disk import lockable, regular, waits_to_lock
-from gan.files.errors import UserError, explained, printable, this_rank
+from gan.files.errors import UserError, explained, printable, progress, this_rank
 from gan.files.system import cores
 
 FOLDER = "gan-cache"  # pictures.gan-cache/ is beside pictures/, where we may write there
@@ -230,9 +229,7 @@ def _results(work: Callable[[int], Any], todo: np.ndarray, title: str) -> Iterat
     alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
     workers = 0 if alone else min(32, cores())
     loader = Loader(todo.tolist(), batch_size=16, collate_fn=partial(_worked, work), seed=0, workers=workers)
-    interval = 0.5 if sys.stderr.isatty() else 20
-    shown = {"desc": printable(title), "unit": "file", "dynamic_ncols": True}
-    with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, workers_explained():
+    with progress(total=len(todo), desc=printable(title), unit="file") as bar, workers_explained():
         with torch.device("cpu"):  # a loader reads the value of a seed, also where a plan makes everything on meta
             batches = iter(loader)
         for batch in batches:

@@ -1,5 +1,6 @@
 """Mistakes that the user can correct, and the form of what is printed."""
 
+import io
 import os
 import sys
 import time
@@ -8,11 +9,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
-from gan.files.loading import LIGHTNINGS_RANKS
+from gan.files.loading import HOME, LIGHTNINGS_RANKS, OURS
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LONGEST = 300  # characters of two lines that become one
 FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's error and ends that rank
@@ -132,10 +136,32 @@ def refuse(error: Exception) -> int:
 
 @cache
 def escape_warnings() -> None:
-    """From now on warnings are shown as `printable` text, in the form that they have now."""
-    shown = warnings.formatwarning
+    """From now on warnings are shown as `printable` text, and those of our own packages without the line of source."""
+    shown, ours = warnings.formatwarning, tuple(f"{HOME / name}{os.sep}" for name in ("gan", *OURS))
 
-    def escaped(*args: Any, **kwargs: Any) -> str:
-        return printable(shown(*args, **kwargs))
+    def escaped(message: Any, category: Any, filename: str, *more: Any, **kwargs: Any) -> str:
+        own = filename.startswith(ours)
+        return printable(f"warning: {message}\n" if own else shown(message, category, filename, *more, **kwargs))
 
     warnings.formatwarning = escaped
+
+
+class _Lines(io.TextIOBase):
+    """In place of a terminal: each state of a bar is a line of its own, so that a file of them can be read."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        if shown := text.strip():
+            print(shown, file=sys.stderr)
+        return len(text)
+
+
+def progress(*items: Any, **how: Any) -> "tqdm":
+    """A progress bar, twice a second or, where there is no terminal, as a line each 20 seconds."""
+    from tqdm import tqdm
+
+    terminal = sys.stderr.isatty()
+    where: dict[str, Any] = {"mininterval": 0.5 if terminal else 20, "file": None if terminal else _Lines()}
+    settings: dict[str, Any] = {"dynamic_ncols": True, "delay": 1, **where, **how}
+    return tqdm(*items, **settings)

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
 from datasets.files import pairs
 from datasets.files.decoding import Frame
@@ -26,7 +25,7 @@ from gan.app.sampling.grids import png, tiles
 from gan.app.sampling.sheet import Columns, Sheet, refuse_overwriting, video_suffix, with_ending, writer_into, writing
 from gan.app.sampling.shown import Shown, Words, file_name, words
 from gan.files.disk import name_for, whole_file
-from gan.files.errors import UserError
+from gan.files.errors import UserError, progress
 from gan.files.system import quoted
 from nets.published.from_noise import ours, published
 from nets.published.pickles import read, write
@@ -135,7 +134,7 @@ class Drawings(Shown):
             writing(path),
             writer_into(path) if first else nullcontext(lambda name, content: None) as write,
             ThreadPoolExecutor() as pool,
-            tqdm(total=len(listed), unit=" pictures", disable=not first) as bar,
+            progress(total=len(listed), unit=" pictures", disable=not first) as bar,
         ):
             for part, spare in in_turns(parts, world):
                 made = [] if spare else list(pool.map(partial(png, compress_level=1), self.drawer.images(part, **how)))
@@ -174,7 +173,7 @@ class Drawings(Shown):
             first, count = (self.drawer.class_names or ("0",))[0], self.drawer.classes
             say(f"the search starts from the mean of all {count} classes; --class {first} starts from that of one")
         seen, frames = [], []
-        with tqdm(total=steps + tune, desc="project", unit="step", leave=False) as bar:
+        with progress(total=steps + tune, desc="project", unit="step", leave=False) as bar:
 
             def watch(made: Tensor, found: float) -> None:
                 seen.append(found)

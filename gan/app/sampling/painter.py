@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
 from datasets.augment import Prepared
 from datasets.batches import names_sum
@@ -21,12 +20,13 @@ from datasets.files import pairs
 from datasets.files.pairs import Fit
 from datasets.workers import Loader
 from gan import noise
+from gan.app.outputs import say
 from gan.app.run.reopen import SavedRun, sample_of_number
 from gan.app.sampling import grids
 from gan.app.sampling.sheet import writing
 from gan.files.checkpoint import checksum
 from gan.files.disk import read_plain, whole_file
-from gan.files.errors import UserError
+from gan.files.errors import UserError, progress
 
 # Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
 PAIR = re.compile(r"(?![A-Za-z]:[\\/][^:]*$)(.+?):((?:[A-Za-z]:[\\/])?[^:]*)")
@@ -279,7 +279,7 @@ class Painter:
         workers = getattr(self.data, "workers", 0)
         items = Loader(Prepared(self.train), batch_size=8, sampler=numbers, seed=0, workers=workers)
         total, seen = torch.zeros(1), torch.zeros(1)
-        with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
+        with progress(total=count, desc="mean styles", unit="picture", leave=False) as bar:
             for batch in items:
                 codes = self._encode(batch["image"], batch["label"]).double()
                 total, seen = total + codes.sum(0), seen + (codes.abs().amax(2) > 0).sum(0)
@@ -290,7 +290,7 @@ class Painter:
         try:
             styles.save(path)
         except UserError as error:
-            tqdm.write(f"not kept: {error}")
+            say(f"not kept: {error}")
             return styles
         for other in path.parent.glob("mean-of-*.pt"):
             if not other.stem.endswith(f"-{key}"):

@@ -18,7 +18,6 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from datasets.files.cache import listed
 from datasets.files.decoding import SUFFIXES, Frame
@@ -32,7 +31,7 @@ from gan.app.sampling import grids
 from gan.app.sampling.painter import Maps
 from gan.app.sampling.sheet import writer_into, writing
 from gan.files.disk import regular, write_whole
-from gan.files.errors import UserError, explained
+from gan.files.errors import UserError, explained, progress
 from gan.games.translation import Translation
 from gan.making import drawing_from
 from gan.sound import Sound
@@ -131,7 +130,7 @@ def write_all(source: Source, out: Path, ending: str, make: Callable[[int], byte
         with writing(out):
             write_whole(out, make(0))
         return out
-    with writing(out), writer_into(out) as write, tqdm(names, desc="translating", unit="file") as bar:
+    with writing(out), writer_into(out) as write, progress(names, desc="translating", unit="file") as bar:
         for row, name in enumerate(bar):
             try:
                 found = make(row)
@@ -225,7 +224,7 @@ def voice_folder(generator: HifiGenerator, to_mel: Mel, inputs: str, out: Path, 
                 raise UserError(f"{source.name(row)}: it is too short, {len(wave):,} samples")
             mel = to_mel((wave * PEAK / wave.abs().max().clamp_min(1))[None].to(device))
         pieces, count = generator.pieces(mel), math.ceil(mel.shape[-1] / PIECE)
-        shown = tqdm(pieces, "a long sound", count, leave=False, delay=2, unit="piece")
+        shown = progress(pieces, "a long sound", count, leave=False, delay=2, unit="piece")
         return Sound(torch.cat([piece[0].cpu() for piece in shown]), to_mel.rate).wav()
 
     return write_all(source, out, ".wav", make)

@@ -13,7 +13,6 @@ import torchmetrics
 import torchvision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
-from tqdm import tqdm
 
 from datasets import GanData
 from datasets.augment import Prepared, Samples
@@ -25,7 +24,7 @@ from gan.app.scoring.features import Known
 from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
-from gan.files.errors import UserError
+from gan.files.errors import UserError, progress
 from strategies.accelerator import name_of
 from strategies.batches.micro_batches import Batches
 from strategies.world import World
@@ -135,7 +134,7 @@ class Scoring:
         found: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         sums: dict[str, Rows] = defaultdict(dict)
         world, hidden = self.world, self.world.rank > 0 or not self.bar
-        with tqdm(total=total, unit="sample", disable=hidden, dynamic_ncols=True, mininterval=0.5) as shown:
+        with progress(total=total, unit="sample", disable=hidden) as shown:
             for numbers, batch, spare in turns:
                 for title, each in play(self.game, numbers, self.prepared(batch), total).items():
                     with torch.autocast(world.device.type, enabled=False):

@@ -1,6 +1,5 @@
 """The progress bar, how fast a training is, when it will end, and how callbacks compute between two steps."""
 
-import io
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from tqdm import tqdm
 from gan.app.outputs import say
 from gan.app.training import metrics
 from gan.app.training.metrics import Record
+from gan.files.errors import progress
 from gan.files.system import resource
 from gan.phase import Phase
 from strategies import private
@@ -95,14 +95,13 @@ class Bar(ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the bar at the step where training starts. For a resumed run this is not 0."""
         terminal, self.unit = sys.stderr.isatty(), "sounds" if hasattr(pl_module, "voice") else "pictures"
-        self.bar = tqdm(
+        self.bar = progress(
             total=trainer.max_steps,
             initial=trainer.global_step,
             disable=not trainer.is_global_zero,
-            dynamic_ncols=True,
+            delay=0,
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{desc}",
             desc="?]",
-            file=None if terminal else _Lines(),
         )
         if not hasattr(self, "pace"):
             self.on_sanity_check_start(trainer, pl_module)
@@ -184,17 +183,6 @@ class Bar(ProgressBar):
 def _number(value: float) -> str:
     """Three digits or more, and no powers of ten."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-class _Lines(io.TextIOBase):
-    """In place of a terminal: each state of the bar is a line of its own, so that a file of them can be read."""
-
-    encoding = "utf-8"
-
-    def write(self, text: str) -> int:
-        if shown := text.strip():
-            print(shown, file=sys.stderr)
-        return len(text)
 
 
 @contextmanager

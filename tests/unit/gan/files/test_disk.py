@@ -152,6 +152,7 @@ def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
     errors.escape_warnings.cache_clear()
     quiet()
     assert SHOWN in warnings.formatwarning(f"no {NASTY}", UserWarning, "file.py", 1)
+    assert warnings.formatwarning(f"no {NASTY}", UserWarning, errors.__file__, 1) == f"warning: no {SHOWN}\n"
     say(f"everything goes to {NASTY}")
     assert capsys.readouterr().out == f"everything goes to {SHOWN}\n"
     for typed in ([f"--{NASTY}", "3"], ["--max-steps", NASTY]):
@@ -159,6 +160,18 @@ def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
             options.parse(typed)
     said = capsys.readouterr().err
     assert r"unknown option --a\x1b[2J; see --help" in said and SHOWN in said and "\x1b" not in said
+
+
+def test_without_a_terminal_a_bar_is_lines(capsys):
+    with errors.progress(total=2, desc="reading", delay=0) as bar:
+        bar.update()
+        bar.refresh()
+    assert [line.split("|")[0] for line in capsys.readouterr().err.split("\n")] == [
+        "reading:   0%",
+        "reading:  50%",
+        "reading:  50%",
+        "",
+    ]
 
 
 # ---- system ----
