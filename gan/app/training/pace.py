@@ -140,10 +140,9 @@ class Bar(ProgressBar):
         assert self.bar is not None
         self.shown, left = time.monotonic(), self.pace.left()
         ends = "?" if left is None else tqdm.format_interval(left)
-        speed = f" | {_number(self.speed(trainer))} {self.unit}/s" if self.pictures is not None else ""
-        self.bar.set_description_str(
-            f"{ends}] {_losses(phase_strategy(trainer).steps.logged.losses)}{speed}", refresh=False
-        )
+        speed = f"{_number(self.speed(trainer))} {self.unit}/s | " if self.pictures is not None else ""
+        losses = _losses(phase_strategy(trainer).steps.logged.losses)  # last: a narrow terminal cuts them off
+        self.bar.set_description_str(f"{ends}] {speed}{losses}", refresh=False)
 
     def speed(self, trainer: Trainer) -> float:
         """Pictures a second since training began here, with all that came between steps."""
@@ -231,5 +230,6 @@ def _losses(losses: dict[str, Tensor]) -> str:
     for name, loss in losses.items():
         phase, _, label = name.rpartition("/")
         if not label.endswith("_grad_norm"):
-            phases.setdefault(phase, []).append(f"{label} {loss.item():.3f}")
+            own = "" if label == phase else f"{label} "  # a loss that is called as its phase is named once
+            phases.setdefault(phase, []).append(f"{own}{loss.item():.3f}")
     return " | ".join(f"{phase}: {' '.join(parts)}" for phase, parts in phases.items())

@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning import Callback
 
 from gan import Phase
@@ -43,13 +44,18 @@ def test_after_ten_steps_the_time_to_the_end_is_true(monkeypatch):
             assert found.left() == pytest.approx(left(step + 1), rel=0.01)
 
 
+def test_a_loss_that_is_called_as_its_phase_is_named_once():
+    found = {"r1/r1": torch.tensor(0.5), "G/gan": torch.tensor(1.0), "G/pixels": torch.tensor(2.0)}
+    assert pace._losses(found) == "r1: 0.500 | G: gan 1.000 pixels 2.000"
+
+
 def test_the_bar_tells_losses_pictures_and_the_time_to_the_end(capsys):
     made = trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16, 2)], enable_progress_bar=True)
     made.fit(Plain(), parts(5))
     said = capsys.readouterr()
     *_, last = said.err.splitlines()  # no terminal: each state of the bar is a line
     losses = r"discriminator: fake \d\.\d{3} real \d\.\d{3} \| generator: \w+ \d\.\d{3}"  # and no norms of gradients
-    assert re.match(rf"100%\|█+\| 5/5 steps \[\d\d:\d\d<00:00\] {losses} \| \S+ pictures/s$", last), last
+    assert re.match(rf"100%\|█+\| 5/5 steps \[\d\d:\d\d<00:00\] \S+ pictures/s \| {losses}$", last), last
     assert "\r" not in said.err
     lines = re.findall(r"^step (\d) of 5: (\S+) kimg, \S+ pictures/s \(\S+ s/kimg\), .*to go$", said.out, re.MULTILINE)
     assert lines == [("2", "0.032"), ("4", "0.064")]
