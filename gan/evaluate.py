@@ -14,7 +14,7 @@ from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser, items, listed
-from gan.app.scoring.names import NEEDS, TITLES, TRAINED_ON, title_of
+from gan.app.scoring.names import NEEDS, TITLES, TRAINED_ON, against
 from gan.files.disk import write_whole
 from gan.files.errors import explained
 from gan.files.errors import table as lines_of
@@ -32,9 +32,10 @@ def table(result: dict[str, Any]) -> str:
     for name in TITLES:
         values = [figures.get(name) for figures in scores.values()]
         if any(value is not None for value in values):
-            title = title_of(name, result["true"], "" if name in ("fid", "kid") else f" by {network}")
-            rows.append((title, *("–" if value is None else f"{value:.5g}" for value in values)))
+            rows.append((TITLES[name], *("–" if value is None else f"{value:.5g}" for value in values)))
     lines = [f"{result['folder']}, step {result['step']}: {counts}", *lines_of(rows)]
+    if network:
+        lines.append(f"distances, precision and recall are by {network}, {against(result['true'])}")
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, reason in result["left_out"].items():
         reasons[reason].append(name)

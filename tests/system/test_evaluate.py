@@ -116,7 +116,8 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     path = run / "evaluation-step-000002.json"
     assert f"{run.name}, step 2: 4 of 4 held-out samples" in out and f"saved in {path}" in out
     assert "SSIM, data range 1 " in out and "SSIM, data range 2 (as published; flatters)" in out
-    assert "Fréchet distance (not FID) by coarse, against held-out pictures" in out
+    assert "distances, precision and recall are by coarse, against held-out pictures\n" in out
+    assert max(len(line) for line in out.splitlines() if line.startswith("  ")) < 100  # a terminal's line
     assert f"without fid and kid: FID and KID need the Inception weights, and there is no {tmp_path}" in out
     assert "note: the Fréchet distance of 4 pictures" in out
     saved = json.loads(path.read_text())

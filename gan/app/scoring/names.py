@@ -43,7 +43,10 @@ COMPARED = tuple(name for name in BY_FEATURES if not name.startswith("is"))  # w
 TRAINED_ON, HELD_OUT = "that it trains on, all of them", "held-out samples"  # which those are, in files of scores
 
 
-def title_of(name: str, true: str, by: str = "") -> str:
-    """What is printed for a figure, with the true pictures that it compares with."""
-    against = "training" if "trains on" in true else "held-out"
-    return f"{TITLES[name]}{by}, against {against} pictures" if name in COMPARED else TITLES[name]
+def against(true: str) -> str:
+    return f"against {'training' if 'trains on' in true else 'held-out'} pictures"
+
+
+def title_of(name: str, true: str) -> str:
+    """What a page or a card shows for a figure, with the true pictures that it compares with."""
+    return f"{TITLES[name]}, {against(true)}" if name in COMPARED else TITLES[name]
