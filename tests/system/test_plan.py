@@ -100,9 +100,9 @@ def test_a_speed_gives_the_hours_of_the_whole_training(capsys, opened_once, unse
     small = "wgan-gp-faces --size 16 --width 4 --latent 4 --faces 64 --held-out 4 --devices 2"
     words = f"{small} --max-steps 781250 --batch-size 32".split()
     main(words)
-    assert "781,250 steps are 25,000 thousand samples; for the hours type --speed" in capsys.readouterr().out
+    assert "781,250 steps are 25,000,000 samples; for the hours type --speed" in capsys.readouterr().out
     main([*words, "--speed", "125"])
-    assert "25,000 thousand samples: 27.8 hours at 125 samples/s on each rank" in capsys.readouterr().out
+    assert "25,000,000 samples: 27.8 hours at 125 samples/s on each rank" in capsys.readouterr().out
     assert planned(capsys, *words, "--speed", "125")["hours"] == pytest.approx(25e6 / 250 / 3600)
 
 
@@ -142,10 +142,10 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
 @pytest.mark.parametrize(
     ("words", "more"),
     [
-        ("stylegan2 --width 0.01 --mapping 1", "390,625 steps are 25,000 thousand samples"),
+        ("stylegan2 --width 0.01 --mapping 1", "390,625 steps are 25,000,000 samples"),
         pytest.param(
             "cyclegan --max-steps 5 --width 2 --blocks 1 --layers 1 --batch-size 8",
-            "5 steps are 0.04 thousand samples",
+            "5 steps are 40 samples",
             marks=pytest.mark.slow,
         ),
     ],

@@ -113,7 +113,7 @@ class Planned:
         return None if speed is None else self.samples / (speed * len(self.training)) / 3600
 
     def length(self, speed: float | None) -> str:
-        length = f"{self.game.run.max_steps:,} steps are {self.samples / 1000:,.6g} thousand samples"
+        length = f"{self.game.run.max_steps:,} steps are {self.samples:,} samples"
         if speed is None:
             return f"{length}; for the hours type --speed and the samples/s of one device, which gan.fit prints"
         return f"{length}: {self.hours(speed):,.3g} hours at {speed:g} samples/s on each rank that trains"

@@ -274,12 +274,12 @@ def begin(
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     batch = f" of {run.batch_size} sample{'s' * (run.batch_size != 1)}" if run.batch_size else ""
     grids = f"a grid every {often(settings, run)}, " if hasattr(run.game, "show") else ""
-    length = f"{run.max_steps} steps{batch}{resumed}; {grids}a checkpoint every {saves}"
+    length = f"{run.max_steps:,} steps{batch}{resumed}; {grids}a checkpoint every {saves}"
     say(f"{short_name(settings.run)} on {computer.words}, strategy {settings.strategy}: {length}")
     shown = run.max_steps * (run.batch_size or 0) // run.turns
     if computer.kind == "cpu" and ":" not in settings.run and shown > 10 * SAMPLES:
         small = "--size 32 --kimg 40" if "kimg" in settings else "--max-steps 500"
-        many = f"{shown // 1000:,} thousand samples take days or years"
+        many = f"{shown:,} samples take days or years"
         say(f"without a GPU {many}; for a first look type {small}, and a smaller --width")
     if run.chosen:
         say(f"settings: {run.words}")

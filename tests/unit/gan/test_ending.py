@@ -177,7 +177,7 @@ def test_a_long_run_has_grids_and_checkpoints_every_200_kimg_and_says_so(
 def test_a_published_length_without_a_gpu_is_said_with_what_to_type(name, kind, steps, small, tmp_path, capsys):
     settings, run = options.parse([name])[0], Run(None, SimpleNamespace(batch_size=16), steps)
     begin(settings, run, Computer(TorchAccelerator(), kind, 1, 1), RunFolder(tmp_path), None, 10)
-    words = f"GPU 8,000 thousand samples take days or years; for a first look type {small}, and a smaller --width\n"
+    words = f"GPU 8,000,000 samples take days or years; for a first look type {small}, and a smaller --width\n"
     assert (words in capsys.readouterr().out) == (small is not None)
 
 
