@@ -39,13 +39,14 @@ def parse(argv: list[str]) -> Namespace:
     )
     parser = Parser("python -m gan.compare", "RUN RUN ... [-o FILE]", what, EXAMPLES)
     what = "a run's folder, or a checkpoint inside one; two or more"
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=str, help=what)
+    parser.add_argument("runs", metavar="RUN", nargs="*", type=str, help=what)
     what = "where to write; default: compare.html beside the first run's folder"
     parser.option("-o --file", Path, what, metavar="FILE")
     options.add_device(parser)
     request = parser.parse_args(options.arguments(argv))
     if len(request.runs) < 2:
-        raise UserError(f"'{request.runs[0]}' alone cannot be compared; type two runs or more")
+        alone = f"'{request.runs[0]}' alone cannot be compared; " if request.runs else ""
+        raise UserError(f"{alone}type two runs or more")
     return request
 
 

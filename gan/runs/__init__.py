@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 
 from gan.files.errors import UserError
 from gan.runs import biggan, faces, faces_from_noise, hifigan, own, pairs, r3gan, sides, stylegan2, vqgan
@@ -47,6 +48,10 @@ def find(name: str) -> Callable[..., Run]:
         close = get_close_matches(name.lower(), RUNS, 1)
         known = f"known: {', '.join(RUNS)}; or your own: {own.FORM}"
         meant = f"did you mean {close[0]}? Or see --list-runs" if close else known
+        if Path(name).is_dir():
+            meant = (
+                f"a folder is typed after its option: stylegan2 --data {name}, or --resume {name} to go on with a run"
+            )
         raise UserError(f"unknown run '{name}'; {meant}")
     return RUNS[name]
 
