@@ -49,9 +49,7 @@ def find(name: str) -> Callable[..., Run]:
         known = f"known: {', '.join(RUNS)}; or your own: {own.FORM}"
         meant = f"did you mean {close[0]}? Or see --list-runs" if close else known
         if Path(name).is_dir():
-            meant = (
-                f"a folder is typed after its option: stylegan2 --data {name}, or --resume {name} to go on with a run"
-            )
+            meant = f"a folder follows its option: stylegan2 --data {name}, or --resume {name} to go on with a run"
         raise UserError(f"unknown run '{name}'; {meant}")
     return RUNS[name]
 
