@@ -14,7 +14,7 @@ from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser, items, listed
-from gan.app.scoring.names import NEEDS, TITLES, TRAINED_ON, against
+from gan.app.scoring.names import COMPARED, NEEDS, TITLES, TRAINED_ON, against
 from gan.files.disk import write_whole
 from gan.files.errors import explained
 from gan.files.errors import table as lines_of
@@ -26,7 +26,6 @@ Labels = listed("Labels", r"\d*", "numbers with commas, such as 0,182")
 def table(result: dict[str, Any]) -> str:
     """The scores to read: a column a task, and below it which scores are missing and why, and notes."""
     scores = result["scores"]
-    network = result["about"].get("features", {}).get("network", "")
     counts = f"{result['pictures']} {'made, against' if TRAINED_ON in result['true'] else 'of'} {result['true']}"
     rows = [("", *scores)]
     for name in TITLES:
@@ -34,7 +33,8 @@ def table(result: dict[str, Any]) -> str:
         if any(value is not None for value in values):
             rows.append((TITLES[name], *("–" if value is None else f"{value:.5g}" for value in values)))
     lines = [f"{result['folder']}, step {result['step']}: {counts}", *lines_of(rows)]
-    if network:
+    if any(name in COMPARED for figures in scores.values() for name in figures):
+        network = result["about"]["features"]["network"]
         lines.append(f"distances, precision and recall are by {network}, {against(result['true'])}")
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, reason in result["left_out"].items():
