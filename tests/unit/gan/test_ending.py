@@ -117,52 +117,61 @@ def test_a_daemon_process_that_does_not_end_is_killed():
 def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_path):
     run = Run(None, None, 100, {"val/error": "error", "val/other": "another"})
 
-    def keep(*typed, run=run):
-        return keeper(options.parse(["r3gan-faces", *typed])[0], run, RunFolder(tmp_path), 20)
+    def keep(typed, run=run, made=()):
+        return keeper(options.parse(["r3gan-faces", *typed.split()])[0], run, RunFolder(tmp_path), 20, made)
 
-    assert (keep().newest, keep().best, keep().in_background) == (2, 0, True)
-    assert not keep("--save-in-background", "false").in_background
-    for typed in ((), ("--save-every", "10"), ("--save-every", "40")):
-        made = keep("--keep", "1", "--keep-best", "3", *typed)
+    assert (keep("").newest, keep("").best, keep("").in_background) == (2, 0, True)
+    assert not keep("--save-in-background false").in_background
+    for typed in ("", " --save-every 10", " --save-every 40"):
+        made = keep(f"--keep 1 --keep-best 3{typed}")
         assert (made.newest, made.best, made.score) == (1, 3, "val/error")
-    with pytest.raises(
-        UserError, match=r"^--keep-best 1 needs .* are 20, 40, .*--save-every 30 .*; type --save-every 20"
-    ):
-        keep("--keep-best", "1", "--save-every", "30")
-    by_fid = ("--keep-best", "1", "--keep-best-by", "fid", "--score-every", "50")
-    made = keeper(options.parse(["r3gan-faces", *by_fid])[0], run, RunFolder(tmp_path), 20, ["score/fid"])
+    by_fid = "--keep-best 1 --keep-best-by fid"
+    made = keep(f"{by_fid} --score-every 50", made=["score/fid"])
     assert (made.score, made.every) == ("score/fid", 50)
     for name in ("other", "val/other"):  # which is what metrics.csv calls it
-        assert keep("--keep-best", "1", "--keep-best-by", name).score == "val/other"
+        assert keep(f"--keep-best 1 --keep-best-by {name}").score == "val/other"
+    words = r"^--keep-best 1 needs .* are 20, 40, .*--save-every 30 .*; type --save-every 20"
+    with pytest.raises(UserError, match=words):
+        keep("--keep-best 1 --save-every 30")
     with pytest.raises(UserError, match=r"^--keep-best-by fid: there is no such score, but error, other; type --score"):
-        keep(*by_fid[:4])
+        keep(by_fid)
     with pytest.raises(UserError, match=r"^--keep-best 1: this run has no scores"):
-        keep("--keep-best", "1", run=Run(None, None, 100))
+        keep("--keep-best 1", run=Run(None, None, 100))
+
+
+@pytest.fixture
+def beginning(tmp_path, capsys):
+    """What is said where a run begins, for what was typed."""
+
+    def said(typed, run, kind="cpu", saves=10):
+        settings, where = options.parse(typed.split())[0], RunFolder(tmp_path)
+        begin(settings, run, Computer(TorchAccelerator(), kind, 1, 1), where, None, saves)
+        return capsys.readouterr().out
+
+    return said
 
 
 @pytest.mark.parametrize(
     ("steps", "batch", "turns", "typed", "grids", "saves"),
     [
-        (1_562_500, 16, 1, (), 12_500, 12_500),
-        (156_000, 256, 2, (), 1562, 1562),  # each network sees half of the samples
-        (1_562_500, 16, 1, ("--sample-every", "9", "--save-every", "30000"), 9, 30_000),
-        (405, 8, 1, (), 41, 41),
-        (9, 10**6, 1, (), 1, 1),
-        (1_562_500, None, 1, (), 156_250, 156_250),
+        (1_562_500, 16, 1, "", 12_500, 12_500),
+        (156_000, 256, 2, "", 1562, 1562),  # each network sees half of the samples
+        (1_562_500, 16, 1, " --sample-every 9 --save-every 30000", 9, 30_000),
+        (9, 10**6, 1, "", 1, 1),
+        (1_562_500, None, 1, "", 156_250, 156_250),
     ],
 )
 def test_a_long_run_has_grids_and_checkpoints_every_200_kimg_and_says_so(
-    steps, batch, turns, typed, grids, saves, tmp_path, capsys
+    steps, batch, turns, typed, grids, saves, tmp_path, beginning
 ):
-    game, settings = SimpleNamespace(show=None), options.parse(["r3gan-faces", *typed])[0]
-    run, where = Run(game, SimpleNamespace(batch_size=batch), steps, turns=turns), RunFolder(tmp_path)
-    saved = keeper(settings, run, where, often(settings, run)).every
-    begin(settings, run, Computer(TorchAccelerator(), "cpu", 1, 1), where, None, saved)
-    said = capsys.readouterr().out.partition("\n")[0]
+    settings = options.parse(f"r3gan-faces{typed}".split())[0]
+    run = Run(SimpleNamespace(show=None), SimpleNamespace(batch_size=batch), steps, turns=turns)
+    saved = keeper(settings, run, RunFolder(tmp_path), often(settings, run)).every
+    said = beginning(f"r3gan-faces{typed}", run, saves=saved).partition("\n")[0]
     assert said.endswith(f"; a grid every {grids}, a checkpoint every {saves}")
-    del game.show
-    begin(settings, run, Computer(TorchAccelerator(), "cpu", 1, 1), where, None, saved)
-    assert f"; a checkpoint every {saves}\n" in capsys.readouterr().out
+
+
+LONG = "without a GPU 8,000,000 samples take days or years; for a first look type "
 
 
 @pytest.mark.parametrize(
@@ -174,37 +183,20 @@ def test_a_long_run_has_grids_and_checkpoints_every_200_kimg_and_says_so(
         ("stylegan2", "cuda", 500_000, None),
     ],
 )
-def test_a_published_length_without_a_gpu_is_said_with_what_to_type(name, kind, steps, small, tmp_path, capsys):
-    settings, run = options.parse([name])[0], Run(None, SimpleNamespace(batch_size=16), steps)
-    begin(settings, run, Computer(TorchAccelerator(), kind, 1, 1), RunFolder(tmp_path), None, 10)
-    words = f"GPU 8,000,000 samples take days or years; for a first look type {small}, and a smaller --width\n"
-    assert (words in capsys.readouterr().out) == (small is not None)
-
-
-def test_the_beginning_says_what_was_chosen(tmp_path, capsys):
-    chosen = {"config_": "auto", "ema_kimg": "2"}
-    run = Run(None, SimpleNamespace(batch_size=4), 10, chosen=chosen)
-    computer = Computer(TorchAccelerator(), "cpu", devices=2, nodes=1)
-    begin(options.parse(["r3gan-faces"])[0], run, computer, RunFolder(tmp_path), None, 10)
-    said = capsys.readouterr().out
-    assert "\nsettings: config auto, ema-kimg 2\n" in said
+def test_a_published_length_without_a_gpu_is_said_with_what_to_type_and_what_was_chosen(
+    name, kind, steps, small, beginning
+):
+    run = Run(None, SimpleNamespace(batch_size=16), steps, chosen={"config_": "auto", "ema_kimg": "2"})
+    said = beginning(name, run, kind)
+    assert (f"\n{LONG}{small}, and a smaller --width\n" in said) == (LONG in said) == (small is not None)
+    assert "; a checkpoint every 10\n" in said and "\nsettings: config auto, ema-kimg 2\n" in said
     assert "\nno grids: the game has no show(batch); " in said
 
 
 def test_the_batch_that_is_chosen_for_many_ranks_stays_when_a_run_goes_on_with_fewer(tmp_path):
     for number in range(70):
         Image.new("RGB", (8, 6), (number, 0, 0)).save(tmp_path / f"{number}.png")
-    typed = [
-        "stylegan2",
-        "--data",
-        str(tmp_path),
-        "--width",
-        "0.001",
-        "--mapping",
-        "1",
-        "--out",
-        str(tmp_path / "runs"),
-    ]
+    typed = f"stylegan2 --data {tmp_path} --width 0.001 --mapping 1 --out {tmp_path / 'runs'}".split()
 
     def started(ranks, *more):
         settings, found = options.parse([*typed, *more])
@@ -225,19 +217,17 @@ def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
     """Not a picture of steps that were trained before, and no score where nothing was trained."""
     where = RunFolder(tmp_path)
     where.samples.mkdir()
-    for step in (10, 30):
-        (where.samples / f"step-{step:06d}.png").touch()
+    for path in (where.samples / "step-000010.png", where.samples / "step-000030.png", where.scores):
+        path.touch()
     where.checkpoint(20).mkdir(parents=True)
     run, log = Run(None, None, 10, scores={"val/x": "the error"}), Record(where)
     log.rows = {20: {"val/x": 1.0, "score/fid": 4.0}, 0: {"val/x": 2.0, "score/fid": 5.0}, 10: {"val/x": 3.0}}
-    where.scores.touch()
     finish(run, log, SimpleNamespace(global_step=20), where, Keep(where, 1), began, 60.0)
     said = capsys.readouterr().out
     assert "step-000010.png" in said and "step-000030.png" not in said and "curves" not in said
-    assert said.strip().endswith("--max-steps 40")
+    assert said.strip().endswith("--max-steps 40") and re.search(rf"\n  scores +{where.scores}\n", said)
     for score in ("the error: 2.0000 at the start, 1.0000 now", "\nFID: 5.0000 at the start, 4.0000 now\n"):
         assert (score in said) == (began is None)
-    assert re.search(rf"\n  scores +{where.scores}\n", said)
     assert ("the run is at step 20 already, so nothing was trained" in said) == (began == 20)
 
 
@@ -257,14 +247,15 @@ def test_ranks_on_tpus_get_their_variables_before_they_start(monkeypatch):
 def ends(command, error, monkeypatch) -> int:
     for module in (reopen, editors):
         monkeypatch.setattr(module, "open_run", mock.Mock(side_effect=error))
-    try:
-        return command.main(["--devices", "1", "--accelerator", "cpu"] if command is evaluate else [])
-    except KeyboardInterrupt:
-        return pytest.fail("a traceback")
+    return command.main(["--devices", "1", "--accelerator", "cpu"] if command is evaluate else [])
 
 
-LIGHTNINGS = SystemExit(1)
-LIGHTNINGS.__context__ = KeyboardInterrupt()
+def after(error, cause):
+    """An error that another one has caused, which Lightning's SystemExit(1) has as its context alone."""
+    error.__cause__ = error.__context__ = cause
+    return error
+
+
 FULL = OSError(errno.EMFILE, "Too many open files")
 
 
@@ -273,7 +264,7 @@ FULL = OSError(errno.EMFILE, "Too many open files")
     ("error", "status", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
-        (LIGHTNINGS, 130, ""),
+        (after(SystemExit(1), KeyboardInterrupt()), 130, ""),
         (UserError("this is wrong"), 2, "error: this is wrong\n"),
         (FULL, 2, "error: too many open files: this shell allows a process"),
     ],
@@ -284,11 +275,6 @@ def test_a_mistake_is_one_line_and_another_error_is_raised(command, error, statu
     assert printed[: len(said)] == said and printed.count("\n") == bool(said)
     with pytest.raises(KeyError):
         ends(command, KeyError("image"), monkeypatch)
-
-
-def after(error, cause):
-    error.__cause__ = cause
-    return error
 
 
 BUSY = "Resource temporarily unavailable"

@@ -116,28 +116,35 @@ def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, s
     assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
 
 
+def evaluated(folder, name, scores, pictures=4, step=2, **more):
+    said = {"step": step, "pictures": pictures, "scores": {"output": scores}, "about": {}, **more}
+    (folder / f"evaluation-step-{name}.json").write_text(json.dumps(said))
+
+
 def test_every_score_says_how_it_was_computed(copy):
     how = {"network": "Inception", "flips": False, "true": TRAINED_ON}
     found = {"score/fid": 12.345678, "score/output: kid": 0.5}
     (copy / "scores.json").write_text(json.dumps({"step": 2, "scores": found, "how": how}))
     about = {"ssim": {"window": "gaussian"}, "features": {"network": "VGG-19"}}
-    figures = {"output": {"ssim": 0.25, "rmse": "nan", "recall": 0.75, "unknown": 3}}
-    evaluated = {"step": 2, "pictures": 4, "scores": figures, "about": about}
-    (copy / "evaluation-step-000002.json").write_text(json.dumps(evaluated))
+    evaluated(copy, "000002", {"ssim": 0.25, "rmse": "nan", "recall": 0.75, "unknown": 3}, about=about)
     rows = {row.title: [cell.words for cell in row.cells] for row in compared.scores([open_run(str(copy))], [""]).rows}
     how = f"step 2; network Inception; flips no; true {TRAINED_ON}"
     assert rows["FID, against training pictures"] == ["12.35", how]
     assert rows["output: kid"] == ["0.5", "the same"]
     assert rows["SSIM, data range 1"] == ["0.25", "gan.evaluate, step 2, 4 samples; window gaussian"]
     assert rows["recall, share of what is real that is made, against held-out pictures"][1].endswith("network VGG-19")
-    fewer = {"step": 2, "pictures": 3, "scores": {"output": {"ssim": 0.5, "psnr": 20.0, "recall": 0.5}}, "about": {}}
-    more = {**fewer, "pictures": 5, "scores": {"output": {"recall": 0.25}}}
-    other = {**more, "pictures": 9, "step": 21, "scores": {"output": {"ssim": 1.0}}}
-    tested = {**more, "pictures": 7, "scores": {"output": {"ssim": 0.75}}, "settings": {"data": "to/testset"}}
-    for name, said in (("2-1", fewer), ("2-2", more), ("2-3", more), ("2-4", tested), ("21", other)):
-        (copy / f"evaluation-step-00000{name}.json").write_text(json.dumps(said))
-    scores = card.scores(RunFolder(copy), open_run(str(copy)).run, 2)
-    found = {each.name: (each.value, each.pictures) for each in scores}
+
+
+def test_a_card_has_the_score_of_most_pictures_of_its_step(copy):
+    (copy / "scores.json").write_text(json.dumps({"step": 2, "scores": {"score/fid": 12.0}, "how": {"flips": False}}))
+    evaluated(copy, "000002", {"ssim": 0.25, "recall": 0.75})
+    evaluated(copy, "000002-1", {"ssim": 0.5, "psnr": 20.0, "recall": 0.5}, 3)
+    evaluated(copy, "000002-2", {"recall": 0.25}, 5)
+    evaluated(copy, "000002-3", {"ssim": 0.75}, 7, settings={"data": "to/testset"})
+    evaluated(copy, "0000021", {"ssim": 1.0}, 9, step=21)
+    found = {
+        each.name: (each.value, each.pictures) for each in card.scores(RunFolder(copy), open_run(str(copy)).run, 2)
+    }
     assert found["SSIM, data range 1"] == ("0.25", 4) and found["SSIM, data range 1, on testset"] == ("0.75", 7)
     assert found["PSNR, dB"] == ("20", 3)
     assert found["recall, share of what is real that is made, against held-out pictures"] == ("0.25", 5)
@@ -146,7 +153,7 @@ def test_every_score_says_how_it_was_computed(copy):
     (copy / "metrics.csv").write_text("".join([f"{head},score/fid\n", *(f"{line},20\n" for line in lines)]))
     validation, *_, other = card.scores(RunFolder(copy), open_run(str(copy)).run, 1)  # of a checkpoint of before
     assert validation.value == f"{rows[1]['val/transfer_error']:.4g}" and validation.how.startswith("step 1; on 4 held")
-    assert other[:2] == ("FID, against training pictures", "20") and other.how.startswith("step 1; network Inception")
+    assert other[:2] == ("FID, against held-out pictures", "20") and other.how.startswith("step 1; flips no")
     (copy / "scores.json").write_text("{}")
     with pytest.raises(UserError, match=r"scores.json' is damaged"):
         compared.scores([open_run(str(copy))], [""])

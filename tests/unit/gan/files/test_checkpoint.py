@@ -128,26 +128,16 @@ PLAIN = [
 ]
 
 
-def there_and_back(value):
-    return decode(json.loads(text_of(encode(value, lambda key, value: None))), None)
-
-
 def kinds(value):
     if isinstance(value, dict):
         return type(value), [(kinds(name), kinds(each)) for name, each in value.items()]
-    return type(value), list(map(kinds, value)) if isinstance(value, list | tuple) else None
+    return type(value), list(map(kinds, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def comes_back(value):
-    back = there_and_back(value)
-    assert back == value and kinds(back) == kinds(value)
-    assert value != 0.0 or type(value) is not float or math.copysign(1, back) == math.copysign(1, value)
-
-
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", [*PLAIN, math.nan], ids=repr)
 def test_each_kind_of_value_comes_back(value):
-    comes_back(value)
-    assert math.isnan(there_and_back({"a": math.nan})["a"])
+    back = decode(json.loads(text_of(encode(value, lambda key, value: None))), None)
+    assert kinds(back) == kinds(value) and (back == value or value != value)
 
 
 @pytest.mark.parametrize(

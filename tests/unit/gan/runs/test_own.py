@@ -80,7 +80,5 @@ def test_a_setting_that_no_file_of_settings_can_hold_is_refused(here):
 @not_on_windows
 def test_a_file_that_is_none_is_refused(here):
     os.mkfifo(here / "my_pipe.py")
-    with pytest.raises(
-        UserError, match=rf"^cannot read {here}/my_pipe.py: it is a named pipe, and no file; type --run"
-    ):
+    with pytest.raises(UserError, match=rf"^cannot read {here}/my_pipe.py: it is a named pipe, and no file; type --r"):
         find("my_pipe.py:paint")

@@ -80,24 +80,19 @@ def test_a_blend_is_what_interpolate_makes(editor, sampled, opened):
 
 
 def test_in_python_an_edit_is_drawn_from_a_file_or_from_what_is_in_it(sean_run, tmp_path, capsys):
-    opened = gan.open(sean_run, "cpu")
-    edit = {"picture": 1, "styles": {"skin": {"from": "2"}}}
+    opened, edit = gan.open(sean_run, "cpu"), {"picture": 1, "styles": {"skin": {"from": "2"}}}
     (tmp_path / "edit.json").write_text(json.dumps({**edit, "run": "another"}))
-    editor = StyleEditor(opened.run, opened.run.run.data)
-    wanted = editor.draw(edit)[0].tobytes()
-    assert editor.picture_of({**edit, "step": 7})[1][-1].startswith(f"the edit was made with {editor.title}, step 7, ")
-    assert opened.edit(edit).tobytes() == wanted != opened.edit({"picture": 1}).tobytes()
-    assert capsys.readouterr().out == ""
+    wanted = opened.edit(edit).tobytes()
+    assert wanted != opened.edit({"picture": 1}).tobytes() and capsys.readouterr().out == ""
     assert opened.edit(tmp_path / "edit.json").tobytes() == wanted
     assert capsys.readouterr().out == "the edit was made with another, step 2, where it may have looked different\n"
-    with pytest.raises(UserError, match="the edit has 'seed2', which is of another kind of run"):
-        opened.edit({"seed2": 1})
 
 
 WRONG = {
     "no edit": ([1], "'picture' of the edit is .* of a wrong kind"),
     "no such picture": ({"picture": 4}, "'picture' of the edit is 4; choose from 0 to 3"),
     "a seed too large": ({"seed": 2**31}, "'seed' of the edit is 2147483648; choose from 0 to 2,147,483,647"),
+    "no whole number": ({"seed": 0.5}, r"'seed' of the edit is '0\.5', which is of a wrong kind"),
     "a path for a picture": ({"picture": "/etc/passwd"}, "'picture' of the edit is '/etc/passwd', .* wrong kind"),
     "no base64": ({"label": "?"}, "the label map of the edit is damaged"),
     "too few pixels": ({"label": "AAAA"}, "the edit's label map has 3 pixels, and this run's have 32x32"),
@@ -117,13 +112,10 @@ def test_what_is_wrong_in_an_edit_is_said(what, editor):
         editor.draw(edit)
 
 
-def test_an_edit_of_another_kind_of_run_is_refused(editor, noise_editor, tmp_path):
-    for one, wrong, word in ((editor, {"truncation": 0.5}, "truncation"), (noise_editor, {"picture": 0}, "picture")):
-        (tmp_path / "edit.json").write_text(json.dumps({"seed": 1, "run": "x", "step": 3, **wrong}))
+def test_an_edit_of_another_kind_of_run_is_refused(editor, noise_editor):
+    for one, word in ((editor, "truncation"), (noise_editor, "picture")):
         with pytest.raises(UserError, match=f"the edit has '{word}', which is of another kind of run"):
-            one.repeat(tmp_path / "edit.json")
-        with pytest.raises(UserError, match="of another kind of run"):
-            one.answers["draw"](json.dumps(wrong).encode())
+            one.answers["draw"](json.dumps({"seed": 1, "run": "x", "step": 3, word: 0}).encode())
 
 
 def test_a_file_that_is_no_edit_is_named(editor, tmp_path):
@@ -189,10 +181,6 @@ def test_sliders_draw_what_the_drawer_draws(noise_editor):
     assert are_equal(made(seed=3, direction2=2), drawn(sheet.columns["+2"][0]))
     others = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
     assert len({other, *(made(seed=3, **edit) for edit in others)}) == 6
-    with pytest.raises(UserError, match="'truncation' of the edit is 3; choose from -1 to 2"):
-        made(truncation=3)
-    with pytest.raises(UserError, match=r"'seed' of the edit is '0\.5', which is of a wrong kind"):
-        made(seed=0.5)
     about = noise_editor.about()
     assert about["run"] == "net.pkl"
     names = ["seed", "class", "truncation", "layers", "other", *(f"direction{k}" for k in range(5))]

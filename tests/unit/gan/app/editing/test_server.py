@@ -88,15 +88,10 @@ def test_who_may_not_ask_is_refused_in_words(what, visitor, blocks):
     assert visitor.draw(seed=1)[0] == 200  # the control: the same without the fault
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/../../../etc/passwd", "/..%2f..%2f..%2fetc%2fpasswd", "/edit.js/../server.py", "/server.py"),
-        *("/edit.html", "//etc/passwd", "/picture/../../etc/passwd", "/picture/-1", "/about/x", "/nothing/3"),
-    ],
-)
-def test_no_path_leads_to_a_file(path, visitor):
-    assert visitor.ask("GET", path)[0] in (404, 405)
+def test_no_path_leads_to_a_file(visitor):
+    paths = "/../../../etc/passwd /..%2f..%2f..%2fetc%2fpasswd /edit.js/../server.py /server.py /edit.html //etc/passwd"
+    more = "/picture/../../etc/passwd /picture/-1 /about/x /nothing/3"
+    assert {visitor.ask("GET", path)[0] for path in f"{paths} {more}".split()} <= {404, 405}
 
 
 def test_the_token_becomes_a_cookie_and_the_page_loads_nothing_from_elsewhere(address):

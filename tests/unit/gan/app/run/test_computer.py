@@ -119,9 +119,21 @@ def computer(monkeypatch):
 
 
 @not_on_windows
-def test_all_gpus_or_two_processes_are_the_default(computer):
-    assert (computer(gpus=3).devices, computer().devices) == (3, min(2, cores()))
-    assert computer("--strategy", "single", gpus=3).devices == 1
+@pytest.mark.parametrize(
+    ("typed", "gpus", "found"),
+    [
+        ("", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("", 0, ["cpu"] * min(2, cores())),
+        ("--strategy single", 3, ["cuda:0"]),
+        ("--devices 0,2", 4, ["cuda:0", "cuda:2"]),
+        ("--devices 2,", 4, ["cuda:2"]),
+        ("--devices 2", 4, ["cuda:0", "cuda:1"]),
+        ("--devices 2", 0, ["cpu", "cpu"]),
+    ],
+)
+def test_all_gpus_or_two_processes_are_the_default_and_gpus_are_chosen_by_their_numbers(typed, gpus, found, computer):
+    made = computer(*typed.split(), gpus=gpus)
+    assert [made.device(rank) for rank in range(made.processes)] == found
 
 
 @not_on_windows
@@ -133,17 +145,6 @@ def test_ranks_share_the_cpus_that_a_job_has_and_not_those_of_its_machine(comput
     monkeypatch.delenv("OMP_NUM_THREADS")
     computer("--devices", "2")
     assert threads == [4]
-
-
-@not_on_windows
-def test_gpus_are_chosen_by_their_numbers(computer):
-    two = computer("--devices", "0,2", gpus=4)
-    assert (two.devices, two.chosen, two.processes) == (2, (0, 2), 2)
-    assert [two.device(rank) for rank in range(2)] == ["cuda:0", "cuda:2"]
-    one = computer("--devices", "2,", gpus=4)
-    assert (one.devices, one.device(0)) == (1, "cuda:2")
-    assert computer("--devices", "2", gpus=4).device(1) == "cuda:1"
-    assert computer("--devices", "2").device(1) == "cpu"
 
 
 @pytest.mark.parametrize(

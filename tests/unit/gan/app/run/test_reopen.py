@@ -53,15 +53,14 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monke
 def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
     moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
     opening.rewrite(moved, data="gone")
-    for damaged in ('{"tram": 1}', '{"train": [1], "val": {}}', '{"train": {"kind": "Folder"}, "val": {}}'):
+    for damaged in ("{", "5", "[" * 100_000, '{"tram": 1}', '{"train": {"kind": "Folder"}, "val": {}}'):
         (moved / "data.json").write_text(damaged)
         with pytest.raises(UserError, match=r"cannot read '.*data.json': .*; put back what gan.fit wrote"):
             open_run(str(moved))
     (moved / "data.json").unlink()  # as runs were before
     with pytest.raises(UserError, match=r"cannot be opened: there is no folder gone.* type --data and the folder"):
         open_run(str(moved))
-    found = open_run(str(moved), data=folder_run.parent.parent / "data")
-    assert len(found.run.data.val) == 2
+    assert len(open_run(str(moved), data=folder_run.parent.parent / "data").run.data.val) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,6 @@ def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
         ({"siz": 32}, "' and run sean-faces do not fit together: .*'siz' is not accepted; did you mean size"),
         ({"size": -32}, "settings.yaml' says size: '-32'; write a whole number above 0"),
         ({"width": 2}, "step-000002.ckpt has other networks than the run's settings make: .*size mismatch"),
-        ({"run": "gone-faces"}, "unknown run 'gone-faces'; did you mean "),
-        ({"run": None}, "settings.yaml': its run is no text"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(copy, changes, message):

@@ -1,4 +1,4 @@
-"""What is drawn from seeds, as the command and `gan.open` draw it."""
+"""What is drawn from seeds by a run or a published file, as the command and `gan.open` draw it."""
 
 import base64
 import inspect
@@ -18,14 +18,104 @@ from PIL import Image
 import gan
 from gan import sample
 from gan.app.sampling import sheet
-from gan.app.sampling.drawer import parse_numbers, parse_numbers_once
+from gan.app.sampling.drawer import MOST, Drawer, parse_numbers, parse_numbers_once
 from gan.app.sampling.drawings import Drawings
 from gan.app.sampling.grids import LINE, MARGIN, TITLE, picture
 from gan.app.sampling.paintings import Paintings
 from gan.app.sampling.shown import Shown
 from gan.files.errors import UserError
+from gan.games.from_noise import noise_of
+from nets.biggan import BigDiscriminator, BigGenerator
 from nets.r3 import R3Generator
+from tests.support import drawers, opening
 from tests.support.drawers import generator, publish
+
+
+@pytest.mark.parametrize("name", ["stylegan-faces", "wgan-gp-faces", "r3 file"])
+def test_a_seed_gives_the_same_picture_whatever_the_batch(name, tmp_path):
+    torch.manual_seed(0)
+    if name.endswith("faces"):
+        drawer = Drawer.of_run(opening.untrained(name, batch_size=4, **drawers.SMALL))
+    else:
+        drawer = Drawer.of_networks(drawers.publish(tmp_path / "r3.pkl", G=R3Generator(5, (8, 4), classes=3)), "cpu")
+    drawer.net.double()
+    seeds = [7, 3, *range(MOST + 2)]
+    together = drawer.pictures(seeds)
+    assert together.shape == (len(seeds), drawer.channels, *drawer.size)
+    for row in (0, 1, 9, len(seeds) - 1):
+        torch.testing.assert_close(drawer.pictures([seeds[row]]), together[row : row + 1])
+    assert not torch.allclose(together[0], together[1])
+
+
+class Mirror(torch.nn.Module):
+    """Its pictures are its latents."""
+
+    latent = 4
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, z):
+        return self.one * z.view(-1, 1, 2, 2)
+
+
+def test_noise_between_two_seeds_is_as_long_as_theirs():
+    drawer = Drawer(Mirror(), "mirror", latent_of=lambda seed, length: torch.eye(length)[seed])
+    halfway = drawer.between((0, 1), [0.5]).flatten()
+    torch.testing.assert_close(halfway, torch.tensor([0.5, 0.5, 0, 0]).sqrt())
+
+
+# ---- BigGAN's files ----
+
+SHARED = dict(size=(64, 64), latent=25, classes=3, shared=4, hierarchical=True, attention=[16], channels=4)
+
+
+@pytest.mark.parametrize("rule", [dict(latent=6), dict(latent=6, classes=3), SHARED])
+def test_a_published_file_of_biggan_draws_alone(rule, tmp_path):
+    torch.manual_seed(0)
+    net = BigGenerator(width=2, **rule).eval()
+    torch.save({f"module.{name}": value for name, value in net.state_dict().items()}, tmp_path / "G_ema.pth")
+    drawer = gan.open(tmp_path / "G_ema.pth", device="cpu").drawer
+    labels = torch.eye(3)[[1, 2]] if net.classes else None
+    wanted = net(torch.stack([noise_of(seed, net.latent) for seed in (1, 2)]), labels)
+    assert torch.equal(drawer.pictures([1, 2]), wanted) and drawer.channels == net.channels
+
+
+BY_NAME = r"has not the weights of .* or BigGAN, or VQGAN's autoencoder .'blocks.0.0.bn1.gain.weight'"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (BigDiscriminator(width=2).state_dict(), BY_NAME),
+        ({"Zencoder.model.1.weight": torch.zeros(1)}, "other networks are for gan.fit --from$"),
+    ],
+)
+def test_what_is_no_generator_is_refused(state, words, tmp_path):
+    torch.save(state, tmp_path / "latest_net_G.pth")
+    with pytest.raises(UserError, match=words):
+        gan.open(tmp_path / "latest_net_G.pth", device="cpu")
+
+
+def test_standing_statistics_are_means_over_batches_and_change_nothing_else(tmp_path, capsys):
+    torch.save(BigGenerator(width=2, latent=6, classes=3).state_dict(), tmp_path / "G_ema.pth")
+    drawer = gan.open(tmp_path / "G_ema.pth", device="cpu").drawer
+    drawer.net.double()
+    norm, seen = drawer.net.output_layer[0], []
+    norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    before = {name: value.clone() for name, value in drawer.net.state_dict().items()}
+    drawer.stand(3)
+    assert len(seen) == 3 and not torch.equal(seen[0], seen[1])
+    torch.testing.assert_close(norm.stored_mean, torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0))
+    torch.testing.assert_close(norm.stored_var, torch.stack([x.var((0, 2, 3)) for x in seen]).mean(0))
+    moved = {name for name, value in drawer.net.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.rpartition(".")[2] for name in moved} == {"stored_mean", "stored_var"}
+    assert not any(module.training for module in drawer.net.modules())
+    drawers.publish(tmp_path / "r3.pkl", G=R3Generator(5, (8, 4)))
+    typed = ["--seeds", "0", "--standing", "2", "-o", str(tmp_path / "a.png")]
+    assert [sample.main([str(tmp_path / name), *typed]) for name in ("G_ema.pth", "r3.pkl")] == [0, 2]
+    assert "r3.pkl has no standing statistics, which BigGAN's networks have" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -89,39 +179,33 @@ def test_a_class_may_be_called_by_its_name(files):
     named, plain = opened.sample([4, 6]), opened.sample([4, 6], label="dog")
     assert named.titles == ["4 dog", "6 cat"] and not plain.titles and [*named.singles] == ["seed0004", "seed0006"]
     assert named.image.size == plain.image.size and named.image.tobytes() != plain.image.tobytes()
-    words = "there is no class 'cow'; type label= and a number from 0 to 2, or a name such"
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match="there is no class 'cow'; type label= and a number from 0 to 2, or a name"):
         opened.sample([4], label="cow")
+    assert copy(opened).title == opened.title and not hasattr(opened, "_repr_html_")  # whose names are no actions
 
 
 def test_in_a_mix_each_layer_has_the_style_of_the_row_or_of_the_column(files):
     opened = gan.open("style.pkl", "cpu")
-    drawer = opened.drawer
-    plain = {seed: image.tobytes() for seed, image in zip((0, 1, 5), opened.sample("0,1,5"), strict=True)}
-    nothing, everything = opened.mix("0,1", 5, []), opened.mix("0,1", 5, "0-5")
-    assert [each.tobytes() for each in nothing] == [plain[0], plain[1]]
-    assert [each.tobytes() for each in everything] == [plain[5], plain[5]]
+    rows, column = opened.sample("0,1"), opened.sample("5")
+    for layers, wanted in (([], [*rows]), ("0-5", [*column, *column])):
+        assert [each.tobytes() for each in opened.mix("0,1", 5, layers)] == [each.tobytes() for each in wanted]
     draw("style.pkl", "mix", "--rows", 1, "--columns", 5, 0, "--layers", 1, 3, "--truncation", "0.5", "--singles")
-    w = drawer.w_of([1], truncation=0.5)
-    w[:, [1, 3]] = drawer.w_of([5], truncation=0.5)[:, [1, 3]]
+    w = opened.drawer.w_of([1], truncation=0.5)
+    w[:, [1, 3]] = opened.drawer.w_of([5], truncation=0.5)[:, [1, 3]]
     name = "style-mix-rows-1-columns-5_0-layers-1_3-truncation-0.5"
-    assert np.array_equal(pixels(f"{name}/1-with-5.png"), np.asarray(picture(drawer.from_w(w)[0])))
-    with Image.open(f"{name}.png") as sheet:
-        assert sheet.height == TITLE + MARGIN + 2 * (128 + MARGIN)
-        assert sheet.width > 3 * (128 + MARGIN)
+    assert np.array_equal(pixels(f"{name}/1-with-5.png"), np.asarray(picture(opened.drawer.from_w(w)[0])))
+    assert pixels(f"{name}.png").shape[0] == TITLE + MARGIN + 2 * (128 + MARGIN)
 
 
 @pytest.mark.parametrize(("name", "how"), [("style", {"truncation": 0.5}), ("r3", {}), ("clear", {})])
 def test_an_interpolation_passes_through_its_seeds(files, name, how):
     opened = gan.open(f"{name}.pkl", "cpu")
     walk = opened.interpolate([3, 5, 9], frames=4, **how)
-    frames = [np.asarray(frame) for frame in walk]
-    assert len(frames) == len(walk) == 2 * 3 + 1
-    assert len(opened.sample([3, 5])) == 2
+    frames = [np.asarray(frame, int) for frame in walk]
     for place, seed in ((0, 3), (3, 5), (6, 9)):
         (wanted,) = opened.drawer.pictures([seed], truncation=how.get("truncation", 1.0))
-        assert np.abs(frames[place].astype(int) - np.asarray(picture(wanted, transparent=True)).astype(int)).max() <= 1
-    assert len({frame.tobytes() for frame in frames}) == 7
+        assert np.abs(frames[place] - np.asarray(picture(wanted, transparent=True), int)).max() <= 1
+    assert len({frame.tobytes() for frame in frames}) == len(walk) == 2 * 3 + 1
     shown = base64.b64decode(re.search('data:image/gif;base64,([^"]*)', walk._repr_html_())[1])
     assert Image.open(BytesIO(shown)).n_frames == 7 and opened.sample("3")._repr_html_() is None
 
@@ -156,7 +240,7 @@ def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix"),
+        ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix; take a run of StyleGAN2"),
         ("style.pkl --seed 7", "type --seeds and a list, such as --seeds 7"),
         ("style.pkl --cutoff 2", "a cutoff is for truncation; type --truncation too"),
         ("r3.pkl files --count 1 -o a.npz", "written to a folder or a .zip; type a name such as a.zip"),
@@ -165,11 +249,10 @@ def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypat
         ("style.pkl classes", "the network has no classes; type python -m gan.sample style.pkl draw"),
         ("style.pkl --seeds 8-3", "--seeds '8-3' is no list"),
         ("style.pkl mix --layers 4-6", "there is no layer 6; type --layers and some of 0 to 5"),
-        ("r3.pkl mix", "R3Generator has no styles to truncate or to mix; take a run of StyleGAN2"),
         ("r3.pkl interpolate --between 3", "--between takes two seeds or more and got 1"),
         ("r3.pkl interpolate -o walk.avi", "type one that ends in .png, .gif or .mp4"),
         ("r3.pkl interpolate --region hair", "r3.pkl: it draws from seeds, where --region does nothing"),
-        ("r3.pkl transfer", "r3.pkl: it draws from seeds, so there is no 'transfer'; type"),
+        ("r3.pkl transfer", "r3.pkl: it draws from seeds, so there is no 'transfer'; type draw, mix"),
         ("missing.pkl", "cannot read 'missing.pkl': No such file or directory; give a published file"),
     ],
 )
@@ -213,11 +296,3 @@ def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind)
         for name in names.keys() & own.keys():
             if typed[name] is not None:
                 assert str(own[name].default) == str(typed[name]), (action, name)
-
-
-def test_an_action_of_other_kinds_is_refused_by_a_sentence_that_names_those_of_this_kind(files):
-    opened = gan.open("style.pkl", "cpu")
-    words = r"style.pkl: it draws from seeds, so there is no 'transfer'; its actions are classes, .*draw, files"
-    with pytest.raises(UserError, match=words):
-        opened.transfer(from_=1, to=[2])
-    assert not hasattr(opened, "_repr_html_") and copy(opened).title == opened.title

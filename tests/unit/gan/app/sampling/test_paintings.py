@@ -41,11 +41,12 @@ def singles(folder):
 
 
 def same(one, other):
-    return one.tobytes() == other.tobytes()
+    """Whether two pictures are the same, of Pillow or as a network makes them."""
+    return bytes_of(one) == bytes_of(other)
 
 
-def as_saved(picture):
-    return grids.picture(picture)
+def bytes_of(picture):
+    return (picture if isinstance(picture, Image.Image) else grids.picture(picture)).tobytes()
 
 
 def changed(one, other):
@@ -55,15 +56,13 @@ def changed(one, other):
 
 def test_reconstruct_is_what_the_game_makes_of_each_picture(act, opened):
     grid, folder = act("reconstruct", "--count", 3, "--singles")
-    made = singles(folder)
+    made, painter, game = singles(folder), Painter(opened), opened.run.game
     assert sorted(made) == ["picture_0", "picture_1", "picture_2"]
-    painter = Painter(opened)
     for number in range(3):
         picture = painter.picture(str(number))
-        game = opened.run.game
         with noise.at(noise.Place(("sample", 0), 0, 1, 1)):
             expected = game.repaint(picture.image[None], game.mask(picture.label[None]))[0]
-        assert same(made[f"picture_{number}"], as_saved(expected))
+        assert same(made[f"picture_{number}"], expected)
     with Image.open(grid) as sheet:
         assert sheet.height == grids.TITLE + grids.MARGIN + 3 * CELL
         assert 3 * CELL < sheet.width <= 4 * CELL + 2 * grids.MARGIN
@@ -74,20 +73,18 @@ def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(a
     assert "repaint takes it so, and --inputs with --largest 32" in capsys.readouterr().out
     painter = Painter(opened)
     picture = painter.picture("0")
-    assert 3 not in picture.regions
     with Image.open(label) as image:
-        assert image.size == (512, 512)
+        assert 3 not in picture.regions and image.size == (512, 512)
         image.paste(3, (0, 0, 512, 128))  # a band of eye_g above
         image.save(label)
     _, folder = act("repaint", "--picture", 0, "--label", label, "--singles")
-    with Image.open(label) as image:
-        again = Paintings(opened).repaint(0, image).singles["repainted"]
+    again = Paintings(opened).repaint(0, Image.open(label)).singles["repainted"]
     edited = painter.picture(str(label))
     assert (edited.label[:8] == 3).all() and torch.equal(edited.label[8:], picture.label[8:])
-    styles = painter.styles(picture).taking(painter.mean(), [3])
-    made = singles(folder)["repainted"]
-    assert same(made, as_saved(painter.paint(edited, styles))) and same(made, as_saved(again))
-    difference = changed(made, as_saved(painter.paint(picture, painter.styles(picture))))
+    made, own = singles(folder)["repainted"], painter.styles(picture)
+    wanted = painter.paint(edited, own.taking(painter.mean(), [3]))
+    assert same(made, wanted) and same(again, wanted)
+    difference = changed(made, grids.picture(painter.paint(picture, own)))
     assert difference[:8].mean() > 3 * difference[24:].mean()
 
 
@@ -138,32 +135,20 @@ def test_spade_paints_label_maps(tmp_path, capsys):
     assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--out", str(tmp_path / "made.png")]) == 0
     made = opened.run.game.generator(opened.run.game.mask(label[None].long()))
     with Image.open(tmp_path / "made.png") as found:
-        assert changed(found, as_saved(made[0].detach())).max() < 9  # as much as noise of an untrained network does
-        (same,) = Shown(opened).translate(Image.open(tmp_path / "map.png"))
-        assert same.tobytes() == found.tobytes()
-    assert main([str(run), "--inputs", str(tmp_path / "map.png"), "--direction", "AtoB"]) == 2
-    assert "label maps have no direction; leave --direction out" in capsys.readouterr().err
-    assert main([str(run), "save-labels"]) == 2
-    assert f"The editor saves label maps: python -m gan.edit {run}" in capsys.readouterr().err
-    for name in ("maps.zip", "bad.png"):
-        (tmp_path / name).write_bytes(b"")
-    for inputs, said in (
-        ("nowhere", "there is no folder nowhere; type --inputs"),
-        ("maps.zip", "there are no label maps in "),
-        ("bad.png", "no label map in "),
-    ):
-        path = tmp_path / inputs if "." in inputs else inputs
-        assert main([str(run), "--inputs", str(path), "--out", str(tmp_path / "new" / "made")]) == 2
-        assert said in capsys.readouterr().err and not (tmp_path / "new").exists()
+        assert changed(found, grids.picture(made[0].detach())).max() < 9  # as noise of an untrained network does
+        (again,) = Shown(opened).translate(Image.open(tmp_path / "map.png"))
+        assert same(again, found)
     with pytest.raises(UserError, match=r"a picture of Pillow gives a sheet; leave x.png out, and call save\(\)"):
         Shown(opened).translate(Image.open(tmp_path / "map.png"), "x.png")
-
-
-def test_other_games_show_the_grid_that_training_draws(tmp_path):
-    small = dict(size=16, width=4, blocks=1, pool=4, faces=4, held_out=4)
-    run = opening.train(tmp_path / "runs", "cyclegan-faces", max_steps=1, **small)
-    assert main([str(run), "show", "--singles"]) == 0
-    with Image.open(run / "samples" / "step-000001.png") as drawn, Image.open(run / "samples" / "show.png") as ours:
-        assert same(ours, drawn)
-        assert ours.width == grids.MARGIN + 8 * CELL
-    assert len(list((run / "samples" / "show").glob("*.png"))) == 16
+    for name in ("maps.zip", "bad.png"):
+        (tmp_path / name).write_bytes(b"")
+    capsys.readouterr()
+    for typed, said in (
+        (["save-labels"], f"The editor saves label maps: python -m gan.edit {run}"),
+        (["--inputs", "map.png", "--direction", "AtoB"], "label maps have no direction; leave --direction out"),
+        (["--inputs", "nowhere"], "there is no folder nowhere; type --inputs"),
+        (["--inputs", str(tmp_path / "maps.zip"), "-o", str(tmp_path / "new" / "made")], "there are no label maps in "),
+        (["--inputs", str(tmp_path / "bad.png"), "-o", str(tmp_path / "new" / "made")], "no label map in "),
+    ):
+        assert main([str(run), *typed]) == 2
+        assert said in capsys.readouterr().err and not (tmp_path / "new").exists()

@@ -1,15 +1,25 @@
-"""Which scores are possible, and how figures come from rows and sums."""
+"""What is scored of each game, which scores are possible, how figures come from rows and sums, and their file."""
 
+import json
 import math
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
-from gan.app.scoring import features, pixels, scorer
-from gan.app.scoring.outputs import Heard, Made
+from datasets.augment import to_tensors
+from datasets.files.sides import UnpairedSides
+from gan import noise
+from gan.app.scoring import features, pixels, scorer, scoring
+from gan.app.scoring.outputs import Heard, Made, _translated, makes
 from gan.app.scoring.scorer import Scorer, choose
+from gan.evaluate import save
 from gan.files.errors import UserError
+from gan.runs import build
+from strategies.world import World
+from tests.support.posix import not_on_windows
 
 PICTURES = torch.zeros(1, 3, 16, 16)
 PAINTED = {"painted": Made(PICTURES, PICTURES, label=torch.zeros(1, 16, 16).long())}
@@ -67,12 +77,10 @@ def test_lpips_is_the_mean_of_the_distances_from_the_truth(monkeypatch):
 @pytest.mark.parametrize(
     ("made", "count", "asked", "message"),
     [
-        (PAINTED, 8, ("fid",), rf"score fid: .*{features.INCEPTION}"),
         (PAINTED, 8, ("rmse", "kid"), rf"score kid: .*{features.INCEPTION}"),
         (PAINTED, 8, ("miou",), "score miou: .*--segmenter"),
         (PAINTED, 8, ("transfer",), "score transfer: it needs the drawn truth"),
         (PAINTED, 1, ("fid",), "score fid: it needs two pictures or more"),
-        (FROM_NOISE, 8, ("ssim",), "score ssim: it needs a truth"),
         (HEARD, 8, ("ssim",), "score ssim: it needs a truth to compare each picture with"),
         (PAINTED, 8, ("mel",), "score mel: it needs sounds, and the true ones"),
         (FROM_NOISE, 8, ("miou",), "score miou: it needs pictures painted from label maps"),
@@ -120,9 +128,8 @@ def test_figures_by_hand():
 def test_sounds_have_two_scores_which_are_means_over_sounds():
     found = choose(HEARD, 8)
     assert found.scores == ("mel", "spectral") and not found.left_out
-    made = Heard(
-        torch.tensor([[[1.0, 2.0]], [[0.0, 8.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]), torch.tensor([0.5, 1.0])
-    )
+    mels = torch.tensor([[[1.0, 2.0]], [[0.0, 8.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
+    made = Heard(*mels, torch.tensor([0.5, 1.0]))
     rows = found.rows(made)
     assert rows["mel_error"].tolist() == [1.0, 4.0] and not found.sums(made)
     assert found.figures(rows, {}) == {"mel_error": 2.5, "spectral_error": 0.75}
@@ -134,7 +141,7 @@ def test_the_truth_is_segmented_too_where_there_is_one(monkeypatch):
     made = Made(PICTURES, PICTURES + 1, label=torch.zeros(1, 16, 16).long())
     sums = Scorer(("miou",), labels=2, segmenter=nn.Identity()).sums(made)
     assert sums.keys() == {"confusion", "confusion of truth"}
-    assert seen == [made.pictures, made.truth] or all(map(torch.equal, seen, [made.pictures, made.truth]))
+    assert all(map(torch.equal, seen, [made.pictures, made.truth]))
 
 
 def test_few_pictures_are_remarked_on():
@@ -142,3 +149,127 @@ def test_few_pictures_are_remarked_on():
     assert Scorer((), extractor=FID).notes(5000) == []
     assert "the Fréchet distance of 64" in Scorer((), extractor=STAND_IN).notes(64)[0]
     assert Scorer(("ssim",)).notes(3) == []
+
+
+SMALL = dict(size=32, batch_size=2, faces=4, held_out=4, width=4)
+NUMBERS = torch.tensor([1, 2])
+
+
+@torch.no_grad()
+def made_of(name, drop=(), **settings):
+    """A game, a batch of its held-out samples, and what is scored of them."""
+    run = build(name, **SMALL, **settings)
+    batch = default_collate([to_tensors(run.data.val[number]) for number in NUMBERS.tolist()])
+    batch = {key: value for key, value in batch.items() if key not in drop}
+    with noise.at(noise.Place(("test",), 1, 2, 4)):
+        return run.game, batch, makes(run.game.eval(), batch, NUMBERS)
+
+
+def test_sean_paints_pictures_again_and_transfers():
+    game, batch, made = made_of("sean-faces", hidden=8, style=8)
+    own, transfer = made["reconstruction"], made["transfer"]
+    assert own.paired and own.known is None
+    assert torch.equal(own.truth, batch["image"]) and torch.equal(own.label, batch["label"])
+    with noise.at(noise.Place(("test",), 1, 2, 4)), torch.no_grad():
+        mask = game.mask(batch["label"])
+        assert torch.equal(own.pictures, game.generator(mask, game.encoder(batch["image"], mask)))
+    assert torch.equal(transfer.truth, batch["truth"])
+    for row in range(2):
+        theirs = set(batch["style_label"][row].unique().tolist())
+        expected = [[label in theirs for label in line] for line in batch["label"][row].tolist()]
+        assert transfer.known[row].bool().tolist() == expected
+    assert not transfer.known.bool().all()  # else this showed nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sides"),
+    [("cyclegan-faces", dict(blocks=1), {"a to b": "b", "b to a": "a"}), ("cut-faces", {}, {"a to b": "b"})],
+)
+def test_cyclegan_translates_both_ways_and_cut_one(name, settings, sides):
+    for drop, truth, paired in ((), "truth_", True), (("truth_a", "truth_b"), "", False):
+        _, batch, made = made_of(name, drop, **settings)
+        assert list(made) == list(sides)
+        for way, side in sides.items():
+            assert torch.equal(made[way].truth, batch[truth + side]) and made[way].paired == paired
+
+
+@pytest.mark.parametrize("name", ["r3gan-faces", "biggan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"])
+def test_games_from_noise_make_the_pictures_of_their_samples_numbers(name):
+    game, batch, made = made_of(name, latent=8)
+    (drawn,) = made.values()
+    assert not drawn.paired and drawn.label is None
+    with torch.no_grad():
+        torch.testing.assert_close(drawn.pictures[1:], game.numbered(torch.tensor([2]), like=batch["image"]))
+
+
+def test_byol_makes_no_pictures_and_its_score_is_in_metrics():
+    with pytest.raises(UserError, match=r"what Byol makes is not known here; its scores .* in the run's metrics\.csv"):
+        made_of("byol-faces")
+
+
+def scored_classes(count, batch_size=8, ranks=1):
+    """The classes of the samples that each rank scores, of three folders of 40 pictures."""
+    samples = [{"class": number // 40} for number in range(120)]
+    worlds = [World(ranks, rank) for rank in range(ranks)]
+    turns = [list(scoring.turns_of(samples, count, batch_size, world, 0)) for world in worlds]
+    return [
+        kind
+        for together in zip(*turns, strict=True)
+        for _, batch, spare in together
+        if not spare
+        for kind in batch["class"].tolist()
+    ]
+
+
+def test_a_few_samples_of_class_folders_are_of_all_classes_and_always_the_same():
+    few = scored_classes(30)
+    assert sorted(Counter(few)) == [0, 1, 2] and min(Counter(few).values()) > 5
+    assert Counter(scored_classes(120)) == {0: 40, 1: 40, 2: 40}
+    assert few == scored_classes(30, batch_size=4) == scored_classes(30, ranks=3) == scored_classes(120)[:30]
+
+
+class Side(list):
+    size, channels = (8, 8), 3
+
+    def __init__(self, count):
+        super().__init__({"image": torch.rand(3, 8, 8) * 2 - 1} for _ in range(count))
+        self.pictures = self
+
+
+class Means(nn.Module):
+    def forward(self, pictures):
+        return pictures.double().mean((2, 3))
+
+
+def test_of_two_sides_of_unequal_size_each_picture_is_scored_once(monkeypatch):
+    torch.manual_seed(0)
+    sides, both = {"a": Side(20), "b": Side(5)}, {"a to b": "ab", "b to a": "ba"}
+    scorer = Scorer(("features",), extractor=features.Extractor("means", Means(), 3))
+
+    def makes(_, batch, numbers) -> dict[str, Made]:
+        return {title: _translated(batch[one] * 0.9, batch, one, other) for title, (one, other) in both.items()}
+
+    monkeypatch.setattr(scoring, "makes", makes)
+    turns = scoring.turns_of(UnpairedSides(*sides.values()), 20, 3, World(), 0)
+    found = scoring.Scoring(None, scorer, lambda batch: batch, World()).rows(turns, 20)
+    for title, names in both.items():
+        for name, strength, kind in zip(names, (0.9, 1.0), ("features", "features of truth"), strict=True):
+            pictures = torch.stack([each["image"] for each in sides[name]]) * strength
+            wanted = scorer.extractor.network(features.as_bytes(pictures))
+            assert torch.equal(found[title][0][kind].sort(0).values, wanted.sort(0).values), (title, name)
+
+
+def test_what_json_has_no_number_for_is_text(tmp_path):
+    save({"a": {"b": float("inf"), 1: [2.5, None]}}, tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": {"b": "inf", "1": [2.5, None]}}
+
+
+@pytest.mark.promise("the scores of `gan.evaluate` cannot be written", "they are printed first, and one line says why")
+@not_on_windows
+def test_a_place_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "folder", tmp_path / "file" / "a.json"):
+        with pytest.raises(UserError, match=f"cannot write '{path}': .* directory; the scores are in the table"):
+            save({}, path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

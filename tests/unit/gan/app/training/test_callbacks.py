@@ -33,6 +33,9 @@ class Show(Plain):
         return {"made": made[:, None, None].repeat(1, 3, 6, 1)}
 
 
+FIRST = SimpleNamespace(is_global_zero=True, global_step=0)
+
+
 class Data(LightningDataModule):
     def train_dataloader(self):
         return parts(4)
@@ -41,7 +44,7 @@ class Data(LightningDataModule):
         return DataLoader([{**vectors(9), "image": torch.zeros(16, 3, 4, 4)}], batch_size=None)
 
 
-def shown(folder, callbacks):
+def shown(callbacks):
     torch.manual_seed(5)
     game, strategy = Show(), PhaseStrategy("single")
     game.modes = []
@@ -50,61 +53,59 @@ def shown(folder, callbacks):
     return snapshot(game, strategy), game.modes
 
 
-def test_pictures_are_drawn_and_disturb_nothing(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.samples.mkdir()
-    log = Record(folder)
-    log.rows = {0: {"d/x": 1.0}}
-    plain, modes = shown(folder, [])
-    drawn, modes_too = shown(folder, [Pictures(folder, log, every=3)])
-    assert distance(plain, drawn) == 0
-    assert modes == modes_too == [(True, False)] * 8
-    names = sorted(path.name for path in folder.samples.iterdir())
-    assert names == ["reals.png", "step-000000.png", "step-000003.png", "step-000004.png"]
-    assert folder.curves.is_file()
-
-
 def test_a_game_without_held_out_samples_says_that_it_has_no_grids(tmp_path, capsys):
     callback, game = Pictures(RunFolder(tmp_path), Record(RunFolder(tmp_path)), 1), Show()
-    callback.choose(SimpleNamespace(global_step=0, is_global_zero=True), game, game)
+    callback.choose(FIRST, game, game)
     assert capsys.readouterr().out == "no grids: they show held-out samples, and there are none\n"
     callback.choose(SimpleNamespace(global_step=0, is_global_zero=False), game, Data())
     assert not capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A training without pictures."""
+    return shown([])
 
 
 @pytest.mark.promise(
     "pictures, curves, metrics, settings that cannot be written; standard output that nobody reads",
     "one warning; training goes on",
 )
-@pytest.mark.parametrize("spoil", ["samples", "curves"])
-def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_path, capsys, curves):
+@pytest.mark.parametrize("spoil", ["samples", "curves", None])
+def test_pictures_are_drawn_and_disturb_nothing_or_are_left_out_and_that_is_said_once(
+    spoil, plain, tmp_path, capsys, curves
+):
     folder = RunFolder(tmp_path)
     if spoil == "samples":
         folder.samples.write_text("a file")
     else:
+        folder.samples.mkdir()
+    if spoil == "curves":
         folder.curves.mkdir()
     log = Record(folder)
     log.rows = {0: {"d/x": 1.0}}
-    plain, _ = shown(folder, [])
-    drawn, _ = shown(folder, [Pictures(folder, log, every=2)])
-    assert distance(plain, drawn) == 0
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert said.endswith("; training goes on") and str(folder.samples if spoil == "samples" else folder.curves) in said
-    assert folder.curves.is_file() == (spoil == "samples")
+    drawn, modes = shown([Pictures(folder, log, every=3)])
+    assert distance(plain[0], drawn) == 0 and modes == plain[1] == [(True, False)] * 8
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(said) == (spoil is not None)
+    assert all(line.endswith("; training goes on") and str(getattr(folder, spoil)) in line for line in said)
+    assert folder.curves.is_file() == (spoil != "curves")
+    wanted = ["reals.png", "step-000000.png", "step-000003.png", "step-000004.png"]
+    assert spoil == "samples" or sorted(path.name for path in folder.samples.iterdir()) == wanted
 
 
 def test_a_folder_that_is_removed_while_its_run_trains_gets_its_settings_again(tmp_path, capsys):
     texts = {tmp_path / "runs" / "settings.yaml": "new", tmp_path / "runs" / "game.txt": "players"}
     for _ in range(2):  # at two saves
-        write_lost_settings(texts, SimpleNamespace(is_global_zero=True), None, {})
+        write_lost_settings(texts, FIRST, None, {})
         assert all(path.read_text() == text for path, text in texts.items())
     assert capsys.readouterr().err.count(f"warning: '{tmp_path / 'runs'}' is not there any more") == 1
 
 
 @not_on_windows
-def test_settings_that_cannot_be_written_are_said_and_the_older_ones_stay(tmp_path, capsys):
+def test_settings_that_cannot_be_written_are_said_and_the_others_are_written(tmp_path, capsys):
     settings, game = tmp_path / "settings.yaml", tmp_path / "game.txt"
     game.mkdir()
-    write_settings({game: "players", settings: "new"}, SimpleNamespace(is_global_zero=True), None)
+    write_settings({game: "players", settings: "new"}, FIRST, None)
     assert settings.read_text() == "new"
     assert re.search(r"warning: .*game.txt cannot be written \(Is a directory: .*\); training", capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""Which run the ranks train: a new one, or the one that an earlier attempt of their launch has begun."""
+"""What is refused before any process is started, and which run the ranks train: a new one, or one begun before."""
 
 import itertools
 import json
@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+import tempfile
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +17,102 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
+from jsonargparse import Namespace
 
+from gan.app.run import options
 from gan.app.run.folder import RunFolder
 from gan.app.training import start, train
 from gan.app.training.start import Chosen
 from gan.files.errors import UserError
+from gan.files.system import resource
+from strategies import PhaseStrategy
 from strategies.processes import slurm
 from strategies.processes.board import NEVER, VARIABLE, Board, Entry
 from strategies.processes.launchers import Launched
 from tests.support.posix import not_on_windows
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """`check(*typed, devices=2)`: check a command for so many devices on each host."""
+    for name in [*os.environ]:
+        if name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(start, "cores", lambda: 2)
+
+    def make(*typed, devices=2, on_cpu=True):
+        settings = options.parse([*typed])[0]
+        start.check_settings(settings, PhaseStrategy(settings.strategy), devices, on_cpu)
+
+    return make
+
+
+def test_what_can_be_trained_is_not_refused(check, tmp_path):
+    check("wgan-gp-faces", "--batch-size", "64", devices=32)
+    check("wgan-gp-faces", "--batch-size", "64", devices=64, on_cpu=False)
+    check("wgan-gp-faces", "--strategy", "generator=zero3+hybrid:2,*=ddp", devices=4)
+    check("wgan-gp-faces", "--strategy", "generator=pipeline+schedule:interleaved+stages:6,*=ddp", devices=4)
+    check("wgan-gp-faces", "--strategy", "generator=zero3@2-3,*=ddp@0-1", "--batch-size", "6", devices=4)
+    check("wgan-gp-faces", "--batch-size", "6", "--nodes", "2:4")  # two hosts may come, or three
+    check("sean-folder", "--data", str(tmp_path), "--labels", "3")
+    check("wgan-gp-faces", devices=3)  # nobody has typed the batch, so that it becomes one that they can share
+
+
+@pytest.mark.promise(
+    "what cannot be trained: a batch that does not divide, too many devices, ranks that are not there",
+    "refused before the first process",
+)
+@pytest.mark.parametrize(
+    ("typed", "devices", "words"),
+    [
+        ("", 1000, "1000 processes on 2 CPU cores; type --devices 2, and 32 at most"),
+        ("--batch-size 6 --nodes 2", 2, "batch 6 is not divisible by 4 ranks"),
+        ("--batch-size 7 --strategy generator=zero3@2-3,*=ddp@0-1", 4, "batch 7 is not divisible by 2 ranks"),
+        ("--strategy generator=zero3@2-3,*=ddp@0-1", 2, "--strategy does not place 2 ranks: "),
+    ],
+)
+def test_what_cannot_be_is_refused(typed, devices, words, check):
+    with pytest.raises(UserError, match=words):
+        check("wgan-gp-faces", *typed.split(), devices=devices)
+
+
+def test_an_own_run_may_mean_something_else_by_its_batch(check, here):
+    text = "from gan.runs import Run\ndef own(batch_size: int = 3, data: str = 'x') -> Run:\n    '''A run.'''\n"
+    (here / "own.py").write_text(text)
+    check("own.py:own")
+
+
+NO_LIMIT = None if resource is None else resource.RLIM_INFINITY
+
+
+@not_on_windows
+@pytest.mark.parametrize(
+    ("soft", "hard", "taken"),
+    [
+        (64, 4096, [(544, 4096)]),
+        (64, NO_LIMIT, [(544, NO_LIMIT)]),
+        (64, 520, [(520, 520)]),  # enough for a rank alone, and ranks may need less
+        (1024, 4096, []),
+        (NO_LIMIT, NO_LIMIT, []),
+        (64, 64, r"a process 64, and a rank with 4 workers needs 512; type ulimit -n 4096$"),
+    ],
+)
+@pytest.mark.promise("too few file handles, threads or processes", "one line with the `ulimit` to type")
+def test_a_process_takes_what_it_may_and_a_shell_that_forbids_it_is_refused(soft, hard, taken, monkeypatch):
+    found = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: found.append(both))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    with pytest.raises(UserError, match=taken) if isinstance(taken, str) else nullcontext():
+        start.allow_files(Namespace(workers=4), 2)
+    assert found == (taken if isinstance(taken, list) else [(64, 64)])
+
+
+@not_on_windows
+def test_a_folder_for_temporary_files_whose_name_is_too_long_is_refused_where_loaders_have_workers(monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/" + 75 * "a")
+    start.allow_files(Namespace(workers=0), 2)
+    with pytest.raises(UserError, match=r"a name of 76 letters, .*; type export TMPDIR=/tmp, or --workers 0$"):
+        start.allow_files(Namespace(workers=1), 2)
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +146,8 @@ ERROR, JOB = "TORCHELASTIC_ERROR_FILE", {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "
     [
         (None, {}, None),
         ("torchrun", {}, None),
-        (
-            "torchrun",
-            {"GAN_AGENT": f"agent host {AGENT}"},
-            None,
-        ),  # somebody has set it: an agent sets the other one too
+        ("torchrun", {"GAN_AGENT": f"agent host {AGENT}"}, None),  # somebody has set it: an agent sets both
         ("torchrun", {"GAN_AGENT": f"agent host {AGENT}", ERROR: f"{AGENT}/none/attempt_0/0/e"}, f"agent host {AGENT}"),
-        ("torchrun", {ERROR: f"{TORCHRUN}/attempt_0/0/e"}, f"torchrun {socket.gethostname()} {TORCHRUN}"),
         ("torchrun", {ERROR: f"{TORCHRUN}/attempt_1/3/e"}, f"torchrun {socket.gethostname()} {TORCHRUN}"),
         ("slurm", JOB, f"slurm 7 {zlib.crc32(b'--rate 1'):08x}"),
         ("environment", JOB, None),  # a person has started these ranks
@@ -76,27 +159,20 @@ def test_who_has_started_a_rank_has_a_name_that_stays_over_restarts(by, variable
     assert start.launcher_of(by and place(by), ["--rate", "1"]) == name
 
 
-def test_the_run_of_the_same_launch_goes_on_from_its_own_checkpoint(tmp_path):
+def test_the_newest_run_of_the_same_launch_goes_on_from_its_own_checkpoint_or_begins(tmp_path):
     folder = begun(tmp_path, "003-mine", ["a", "b"], checkpoint=8, age=60)
     begun(tmp_path, "004-other", ["c"], checkpoint=100)
-    (tmp_path / "005-nobody's").mkdir()
+    for name, text in (("005", ""), ("006", "[]"), ("007", '{"launchers": 3}')):
+        begun(tmp_path, name, ["a"]).launch.write_text(text)  # a broken record is nobody's
     assert start.begun_by(tmp_path, ["b", "x"]) == Chosen(folder, folder.checkpoint(8), again=True)
-    assert start.begun_by(tmp_path, ["x"]) is None
-    assert start.begun_by(tmp_path, []) is None
-
-
-def test_what_the_attempt_before_saves_while_its_lock_is_waited_for_counts(tmp_path):
-    folder = begun(tmp_path, "003-mine", ["a"], checkpoint=8)
+    assert start.begun_by(tmp_path, ["x"]) is start.begun_by(tmp_path, []) is None
 
     def hold(where):
         where.checkpoint(12).mkdir()
         start.note_checkpoint(where, where.checkpoint(12))
 
-    assert start.begun_by(tmp_path, ["a"], hold=hold) == Chosen(folder, folder.checkpoint(12), again=True)
-
-
-def test_the_newest_of_several_runs_of_one_launch_goes_on_or_begins_where_it_has_saved_nothing(tmp_path):
-    begun(tmp_path, "009-first", ["a"], age=60)
+    found = start.begun_by(tmp_path, ["a"], hold=hold)
+    assert found == Chosen(folder, folder.checkpoint(12), again=True), "what is saved while the lock is waited for"
     second = begun(tmp_path, "002-resumed", ["a"])
     assert start.begun_by(tmp_path, ["a"]) == Chosen(second, None, again=True)
 
@@ -107,27 +183,15 @@ def test_each_checkpoint_is_noted_unless_there_is_no_launcher(tmp_path):
         folder.checkpoint(step).mkdir()
         start.note_checkpoint(folder, folder.checkpoint(step))
         start.note_checkpoint(folder, folder.checkpoint(step))
-        assert start.begun_by(tmp_path, ["b"]).checkpoint == folder.checkpoint(step)
-    assert len(json.loads(folder.launch.read_text())["checkpoints"]) == 3
-    assert json.loads(folder.launch.read_text())["launchers"] == ["a", "b"]
+    for step in (16, 18, 20, 22):  # whose saves have failed
+        start.note_checkpoint(folder, folder.checkpoint(step))
+    folder.checkpoint(100).mkdir()  # which this launch did not write
+    assert start.begun_by(tmp_path, ["b"]).checkpoint == folder.checkpoint(14)
+    record = json.loads(folder.launch.read_text())
+    assert len(record["checkpoints"]) == 3 and record["launchers"] == ["a", "b"]
     folder.launch.unlink()
     start.note_checkpoint(folder, folder.checkpoint(14))
     assert not folder.launch.exists()
-
-
-def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path):
-    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
-    for step in (10, 12, 14, 16):
-        start.note_checkpoint(folder, folder.checkpoint(step))
-    folder.checkpoint(100).mkdir()  # which this launch did not write
-    assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"launchers": 3}'])
-def test_a_broken_record_is_nobodys(text, tmp_path):
-    folder = begun(tmp_path, "001-mine", ["a"])
-    folder.launch.write_text(text)
-    assert start.begun_by(tmp_path, ["a"]) is None
 
 
 def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch):
@@ -180,14 +244,11 @@ def test_all_ranks_get_the_first_ones_choice_or_its_refusal(monkeypatch):
 @pytest.fixture
 def attempt(tmp_path, monkeypatch):
     """`attempt(number, ends)`: torchrun's attempt of this number ends in the steps that its two ranks have begun."""
-    monkeypatch.delenv("GAN_AGENT", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)
 
     def run(number, *ends):
-        variables = {
-            "TORCHELASTIC_ERROR_FILE": str(tmp_path / "none_xyz" / f"attempt_{number}" / "0" / "error.json"),
-            "TORCHELASTIC_RESTART_COUNT": str(number),
-        }
+        error = tmp_path / "none_xyz" / f"attempt_{number}" / "0" / "error.json"
+        variables = {ERROR: str(error), "TORCHELASTIC_RESTART_COUNT": str(number)}
         (tmp_path / "none_xyz").mkdir(exist_ok=True)
         with mock.patch.dict("os.environ", variables):
             start.note_steps(place())
@@ -217,13 +278,12 @@ def test_the_third_failure_at_one_step_is_the_last_one_however_often_torchrun_tr
             attempt(number)
 
 
-@pytest.mark.parametrize("by", [None, "slurm", "mpi", "our own agent"])
+@pytest.mark.parametrize("by", [None, "slurm", "our own agent"])
 def test_other_launchers_do_not_try_again_or_count_for_themselves(by, tmp_path, monkeypatch):
     if by == "our own agent":
         monkeypatch.setenv("GAN_AGENT", f"agent host {tmp_path / 'a'}")
-        by = "torchrun"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "a" / "b" / "c" / "error.json"))
-    there = None if by is None else place(by)
+    monkeypatch.setenv(ERROR, str(tmp_path / "a" / "b" / "c" / "error.json"))
+    there = by and place("slurm" if by == "slurm" else "torchrun")
     start.note_steps(there)
     start.check_attempts(there)
     assert list(tmp_path.iterdir()) == []

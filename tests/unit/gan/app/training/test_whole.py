@@ -43,32 +43,25 @@ def gone_on_from(typed, run):
     "`--resume auto`, `--resume RUN` and a restart say so and go on from the newest whole one; where it was "
     "typed, the error names that one",
 )
-@pytest.mark.parametrize("typed", ["auto", "its folder"])
-def test_the_newest_whole_one_is_taken_and_the_damaged_ones_are_named(typed, run):
-    typed = run.path if typed == "its folder" else typed
-    assert gone_on_from(typed, run) == (run.checkpoint(30), [])
-    damage(run.checkpoint(30))
-    path, (line,) = gone_on_from(typed, run)
-    assert path == run.checkpoint(20)
-    assert re.search(
-        r"step-000030.ckpt cannot be read as a checkpoint: shard-.* is damaged: 'state/\w' in it is not what was "
-        r"written; going on from .*step-000020.ckpt$",
-        line,
-    )
-    (run.checkpoint(20) / "values.json").unlink()
-    path, (first, second) = gone_on_from(typed, run)
-    assert path == run.checkpoint(10)
-    assert "step-000030.ckpt cannot" in first and "step-000020.ckpt cannot be read" in second
-    assert first.endswith("going on from " + str(run.checkpoint(10)))
-    damage(run.checkpoint(10))
-    with pytest.raises(UserError, match=r"step-000030.* no earlier checkpoint of the run is whole, so begin a new run"):
-        gone_on_from(typed, run)
-
-
-def test_a_run_goes_on_from_what_it_has_saved_since_its_folder_was_found(run):
-    found, said = folder.find(str(run.path), run.path.parent, None), []
+def test_the_newest_whole_one_is_taken_and_the_damaged_ones_are_named(run):
+    """Also one that was saved since the folder was found."""
+    found, said = folder.find("auto", run.path.parent, None), []
     save(run.checkpoint(40), numbered(40))
-    assert to_resume(str(run.path), *found, said.append) == run.checkpoint(40)
+    assert to_resume("auto", *found, said.append) == run.checkpoint(40) and not said
+    damage(run.checkpoint(40))
+    path, (line,) = gone_on_from(run.path, run)
+    assert path == run.checkpoint(30)
+    why = r"step-000040.ckpt cannot be read as a checkpoint: shard-.* is damaged: 'state/\w' in it is not what was "
+    assert re.search(rf"{why}written; going on from .*step-000030.ckpt$", line)
+    for step in (30, 20):
+        (run.checkpoint(step) / "values.json").unlink()
+    path, lines = gone_on_from("auto", run)
+    assert path == run.checkpoint(10) and [re.search(r"step-0000\d\d", line)[0] for line in lines] == [
+        *("step-000040", "step-000030", "step-000020")
+    ]
+    damage(run.checkpoint(10))
+    with pytest.raises(UserError, match=r"step-000040.* no earlier checkpoint of the run is whole, so begin a new run"):
+        gone_on_from("auto", run)
 
 
 def test_one_that_was_typed_is_not_exchanged_but_the_whole_one_before_it_is_named(run):
