@@ -41,13 +41,11 @@ def of_table(words: Sequence[str]) -> Iterator[Mistake]:
     for mutant in mutants():
         if any(word in mutant.name or word in mutant.file for word in words):
             source = (ROOT / mutant.file).read_text("utf-8")
-            source = source.replace(mutant.old, mutant.new)
-            compile(source, mutant.file, "exec")  # what is no Python, every test would find
-            yield Mistake(mutant.name, mutant.file, source, mutant.tests)
+            yield Mistake(mutant.name, mutant.file, source.replace(mutant.old, mutant.new), mutant.tests)
 
 
 def stale_rows() -> str:
-    """A line for each mistake whose text is not in its file once, or whose tests are gone."""
+    """A line for each mistake whose text is not in its file once, that is no Python, or whose tests are gone."""
     lines = []
     for mutant in mutants():
         path = ROOT / mutant.file
@@ -57,6 +55,10 @@ def stale_rows() -> str:
             here = [str(file.relative_to(ROOT)) for file in every if mutant.old in file.read_text("utf-8")]
             where = f"it is in {', '.join(here)}" if here else "no file has it"
             lines.append(f"'{mutant.name}': its text is {count} times in {mutant.file}; {where}")
+        try:
+            compile(source.replace(mutant.old, mutant.new), mutant.file, "exec")
+        except SyntaxError as error:  # which every test would find
+            lines.append(f"'{mutant.name}': it leaves no Python in {mutant.file}: {error}")
         for test in mutant.tests:
             file, _, name = test.partition("::")
             path = ROOT / "tests" / file

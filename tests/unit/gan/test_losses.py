@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -65,12 +64,6 @@ def test_the_penalty_sends_no_gradient_to_who_drew_the_fakes_and_works_where_gra
 
 # ---- WGAN-GP, path lengths, distillation ----
 
-ROWS = noise.Place(("test",), 4, 4, 16)
-
-
-def at_rows(**changes) -> noise.Place:
-    return replace(ROWS, calls=0, **changes)
-
 
 def test_the_penalty_teaches_the_critic_and_neither_pictures_nor_fakes():
     critic = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -102,7 +95,7 @@ def test_penalties_are_exact_under_autocast(half):
     real, fake, latents = torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2), torch.randn(4, 5)
 
     def penalties():
-        with noise.at(at_rows()):
+        with noise.at(noise.Place(("test",), 4, 4, 16)):
             others = losses.gradient_penalty(critic, real, fake), losses.path_lengths(styled, latents)[1]
         return *losses.r1(faint, real), *others
 

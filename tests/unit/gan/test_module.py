@@ -167,16 +167,11 @@ def test_images_are_kept_without_their_graph_and_outside_a_phase_pass_unchanged(
 # ---- sound ----
 
 
-def read(data: bytes) -> tuple[int, np.ndarray]:
-    with wave.open(io.BytesIO(data)) as file:
-        assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
-        return file.getframerate(), np.frombuffer(file.readframes(file.getnframes()), "<i2")
-
-
 def test_a_file_has_the_samples_and_the_rate():
-    rate, found = read(Sound(torch.tensor([0.0, 1.0, -1.0, 0.5, 7.0], dtype=torch.float64), 16000).wav())
-    assert rate == 16000
-    assert found.tolist() == [0, 32767, -32767, 16384, 32767]
+    sound = Sound(torch.tensor([0.0, 1.0, -1.0, 0.5, 7.0], dtype=torch.float64), 16000)
+    with wave.open(io.BytesIO(sound.wav())) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 16000)
+        assert np.frombuffer(file.readframes(9), "<i2").tolist() == [0, 32767, -32767, 16384, 32767]
 
 
 # ---- later ----

@@ -32,11 +32,6 @@ def row(table: Table, title: str) -> list[Cell]:
     return found.cells
 
 
-def picture_of(sample) -> bytes:
-    """The bytes of a sample, as a cell shows it."""
-    return grids.picture(sample).tobytes()
-
-
 MOVING = [Row("output", [Cell(pictures=(RED, BLUE))])]
 EYES = [Row("eyes", [Cell(pictures=(RED,)), Cell("has none")], (1, 2, 3))]
 
@@ -177,7 +172,7 @@ def test_grids_over_time_are_those_that_training_drew(run):
     for number in range(4):
         for title in ("shape", "style", "truth", "its truth"):
             (still,) = row(table, title)[number].pictures
-            assert still.tobytes() == picture_of(shown[title][number])
+            assert still.tobytes() == grids.picture(shown[title][number]).tobytes()
     for title in ("output", "one region"):
         assert all(len(cell.pictures) == 3 for cell in row(table, title))
 

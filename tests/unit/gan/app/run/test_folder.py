@@ -119,23 +119,6 @@ def test_one_that_is_just_ending_is_waited_for(holder, tmp_path):
         assert time.monotonic() - since < folder.PATIENCE
 
 
-@pytest.mark.promise("two processes train one run")
-@not_on_windows
-def test_a_loaders_worker_does_not_keep_it(tmp_path):
-    here = fork.Event()
-    worker = fork.Process(target=lambda: (here.set(), time.sleep(60)))
-    with folder.training(RunFolder(tmp_path)):
-        worker.start()
-        assert here.wait(60)
-    try:
-        handle = os.open(tmp_path / "run.lock", os.O_RDWR)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if somebody has it
-        os.close(handle)
-    finally:
-        worker.kill()
-        worker.join()
-
-
 @pytest.mark.promise("a damaged metrics.csv, another file's name in `samples/`, a folder that cannot be written")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "run.lock").mkdir()
@@ -166,11 +149,10 @@ def trained(tmp_path):
     return folder
 
 
-def resumed(folder, typed=(), **saved):
+def resumed(folder, typed=()):
     """The run resumed with what is typed, in place of the saved settings."""
     settings, _ = options.parse([NAME, "--batch-size", "4", "--data", "mine"])
-    kept = {**yaml.safe_load(options.dump(settings, NAME)), **saved}
-    folder.settings.write_text(yaml.safe_dump(kept))
+    folder.settings.write_text(options.dump(settings, NAME))
     now, where = options.parse(["--resume", str(folder.path), *typed])
     return Resumed(where[0], NAME, {**options.run_settings(now), "precision": now.precision})
 

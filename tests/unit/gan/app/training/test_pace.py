@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from gan import Phase
 from gan.app.run.folder import RunFolder
@@ -70,16 +70,16 @@ def test_the_bar_says_that_the_first_step_is_tried(game, tried, capsys):
     assert said.count(" 1/2 steps ") == tried  # it is over
 
 
-class Stop(Callback):
-    def on_train_batch_end(self, trainer, *_):
-        trainer.should_stop = trainer.global_step == 3
-
-
-@pytest.mark.parametrize(("callbacks", "wanted"), [([], {5: 80.0}), ([Stop()], {})])
-def test_a_training_that_is_shorter_than_a_row_has_its_time_too(callbacks, wanted, tmp_path):
+@pytest.mark.parametrize(("stops_at", "wanted"), [(9, {5: 80.0}), (3, {})])
+def test_a_training_that_is_shorter_than_a_row_has_its_time_too(stops_at, wanted, tmp_path):
     """A stopped training has no row more than one that went on: resumed, its rows are those of the unbroken one."""
     record = Record(RunFolder(tmp_path))
-    settings = dict(callbacks=[Bar(16), *callbacks], enable_progress_bar=True, logger=record, log_every_n_steps=10)
+
+    def stop(trainer, *_):
+        trainer.should_stop = trainer.global_step == stops_at
+
+    callbacks = [Bar(16), LambdaCallback(on_train_batch_end=stop)]
+    settings = dict(callbacks=callbacks, enable_progress_bar=True, logger=record, log_every_n_steps=10)
     trainer(PhaseStrategy("single"), 1, 5, **settings).fit(Plain(), parts(5))
     rows = metrics.read(record.folder.metrics)
     assert {step: row["pictures"] for step, row in rows.items()} == wanted
