@@ -188,7 +188,7 @@ def test_a_published_length_without_a_gpu_is_said_with_what_to_type_and_what_was
 ):
     run = Run(None, SimpleNamespace(batch_size=16), steps, chosen={"config_": "auto", "ema_kimg": "2"})
     said = beginning(name, run, kind)
-    assert (f"\n{LONG}{small}, and a smaller --width\n" in said) == (LONG in said) == (small is not None)
+    assert (f"\n{LONG}{small}, and a smaller --width\n" in said) == ("without a GPU" in said) == (small is not None)
     assert "; a checkpoint every 10\n" in said and "\nsettings: config auto, ema-kimg 2\n" in said
     assert "\nno grids: the game has no show(batch); " in said
 

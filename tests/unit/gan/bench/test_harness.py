@@ -65,6 +65,13 @@ def test_cells_take_turns_and_one_that_fails_is_measured_once_and_named(capsys):
     ]
 
 
+def test_a_cell_that_fails_in_a_later_round_has_no_figures():
+    toy = Toy([])
+    toy.play()
+    toy.why[ONE] = "it has failed in the last round"
+    assert toy.value(TWO, toy.columns[1]) is None and toy.value(ONE, toy.columns[0]) is None
+
+
 FAULT = "signal 11 (Segmentation fault)"
 
 

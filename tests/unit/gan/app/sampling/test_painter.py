@@ -224,7 +224,7 @@ def test_what_it_lacks_is_filled_in_as_asked(missing, how, painter):
         assert torch.equal(source.on(target, *among).codes[HAIR], codes[missing])
     assert torch.equal(source.on(target).codes[0], source.styles.codes[0])
     said = "; ".join(source.notes())
-    assert ("hair" in said) == bool(how) and how in said
+    assert ("hair" in said) == bool(how) and how in said and source.notes() == []
 
 
 def test_a_region_that_no_picture_has_is_painted_without_style_and_said(painter, monkeypatch):
