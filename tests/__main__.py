@@ -19,7 +19,7 @@ from tests.support.worker import work
 
 # The longest files, and those that wait long: as the last ones they would keep one process busy alone.
 FIRST = (
-    *("slurm", "restarts", "systems", "contract", "fit", "devices", "rehearsal", "dp", "verify", "pipeline", "fsdp"),
+    *("slurm", "restarts", "windows", "contract", "fit", "devices", "rehearsal", "dp", "verify", "pipeline", "fsdp"),
     *("games", "export", "evaluate", "some", "names", "hifigan", "agent"),
     *("crashes", "lost_ranks", "two_hosts"),  # of the second tier
 )

@@ -3,7 +3,6 @@ whether it resumes to the last bit, and travels to other policies and ranks; and
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -15,7 +14,6 @@ from strategies.policies import POLICIES
 from tests.scenes import SCENES
 from tests.support.duel import fit
 from tests.support.parity import BROKEN, EXACT, Deaf, distance, weights
-from tests.support.saved import read_checkpoint, write_checkpoint
 from tests.support.scene import PROMISED, Mutant
 
 UNCHANGED = Mutant("")
@@ -39,17 +37,14 @@ def play(
     callbacks, settings = (mutant.callbacks or scene.callbacks)(), scene.settings | mutant.settings
     how = {"callbacks": callbacks, "sync_batchnorm": True, "batches": mutant.batches or scene.batches, **settings}
     how |= {"save": save, "at": scene.steps // 2, "resume": resume, "size": size or scene.bucket}
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(POLICIES, {Deaf.name: Deaf}))
-        for where, what in mutant.replaced.items():
-            stack.enter_context(mock.patch(where, what))
+    with mock.patch.dict(POLICIES, {Deaf.name: Deaf}):
         return fit(game, policy, world, scene.steps, check=check, **how)
 
 
 def refusal(name: str, policy: str, world: int, number: int) -> str | None:
     """The words in which a scene's game is refused."""
     wrong = SCENES[name].refused[number]
-    mutant = Mutant("", game=wrong.game, replaced=wrong.replaced, settings=wrong.settings, callbacks=list)
+    mutant = Mutant("", game=wrong.game, settings=wrong.settings, callbacks=list)
     try:
         play(name, policy, world, mutant, check=wrong.check)
     except (UserError, RuntimeError) as error:
@@ -145,11 +140,6 @@ def arrivals(scene: Any) -> Iterator[Any]:
         yield f"{policy}-{world}", number > 0 or world > 2 or not scene.travels_often, (policy, world)
 
 
-def memories(scene: Any) -> Iterator[Any]:
-    if scene.forgets is not None:
-        yield "forgets", not scene.travels_often, ()
-
-
 def refusals(scene: Any) -> Iterator[Any]:
     """`make test` asks each game for the same words once, under its first policy."""
     said = []
@@ -177,24 +167,12 @@ def test_it_resumes_to_the_last_bit(name, policy, journey, on_ranks):
     assert [distance(one, other) for one, other in zip(resumed, unbroken, strict=True)] == [0] * len(unbroken)
 
 
-def half_way(name: str, journey: Any) -> str:
-    first = SCENES[name].saved[0]
-    return journey(name, first, SCENES[name].policies[first])[1]
-
-
 @pytest.mark.parametrize(("name", "policy", "world"), asked(arrivals))
 def test_it_travels_to_another_policy_or_number_of_ranks(name, policy, world, journey, on_ranks, expected):
     """There in buckets of the usual size."""
-    half = half_way(name, journey)
+    first = SCENES[name].saved[0]
+    _, half = journey(name, first, SCENES[name].policies[first])
     same(on_ranks(play, name, policy, world, resume=half, size=2**20), expected(name))
-
-
-@pytest.mark.parametrize("name", asked(memories))
-def test_a_checkpoint_that_forgets_arrives_elsewhere(name, journey, expected, tmp_path):
-    tree = read_checkpoint(half_way(name, journey))
-    SCENES[name].forgets(tree)
-    write_checkpoint(tmp_path / "forgets.ckpt", tree)
-    differ(play(name, "single", 1, resume=str(tmp_path / "forgets.ckpt")), expected(name))
 
 
 @pytest.mark.parametrize(("name", "number"), asked(refusals))
@@ -210,4 +188,4 @@ def test_scenes_say_what_they_are():
     """Each has a control, and a checkpoint to begin from where it travels."""
     for name, scene in SCENES.items():
         assert scene.mutants or scene.refused, name
-        assert scene.saved or not (scene.arrives or scene.forgets), name
+        assert scene.saved or not scene.arrives, name

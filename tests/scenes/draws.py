@@ -284,10 +284,6 @@ class SeededByGenerator(Plain):
         return self.generator(z * kept / 0.7 + torch.randn(len(real), 4, dtype=real.dtype))
 
 
-def as_it_is(function):
-    return function
-
-
 # ---- the table ----
 
 
@@ -337,10 +333,9 @@ DRAWS = {
         checked=("ddp",), steps=3,
         mutants=(Mutant("by torch", game=BY_TORCH),)
     ),
-    "draws again until accepted": Scene(
+    "draws_until_accepted": Scene(
         having(Truncated, micro_batches=2), alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",),
         checked=("single", "ddp"), steps=6,
-        mutants=(Mutant("by a loop", "ddp", replaced={"strategies.batches.draws._as_one_call": as_it_is}),),
         refused=(
             Refused(ByLoop, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
             Refused(ByMask, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
@@ -371,9 +366,6 @@ DRAWS = {
     ),
     "draws_by_NumPy_and_Python": Scene(
         Unlike, policies={"ddp": 2}, checked=("ddp",), steps=3,
-        mutants=(
-            Mutant("each rank its own", "ddp", replaced={"strategies.training.incoming.Incoming._same_dice": nothing}),
-        ),
     ),
     "draws of a forward that runs again": Scene(
         Again, alone=Draws, policies={"single": 1, "ddp": 2}, often=("ddp",), checked=("ddp",), steps=3,

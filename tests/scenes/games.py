@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tests.ranks.test_dmd2_lora import STEPS, learning
-from tests.ranks.test_games import byol, hifigan, pictures, r3gan, stylegan, vqgan
+from tests.ranks.test_games import hifigan, pictures, stylegan, vqgan
 from tests.support.scene import Scene
 
 
@@ -12,15 +11,9 @@ def built_in(game: Any, **more: Any) -> Scene:
 
 
 BUILT_IN = {
-    "r3gan": built_in(r3gan, policies={"ddp": 2}, often=()),
     "vqgan": built_in(vqgan, policies={"ddp": 2, "zero3": 2}, often=("ddp",), steps=6, checked=("zero3",)),
-    "dmd2_lora, whose base learns first": built_in(  # under zero3 in many buckets
-        learning, policies=dict.fromkeys(["zero1", "zero2", "zero3", "fsdp", "student=ddp,*=zero3"], 2), often=(),
-        steps=STEPS, bucket=512,
-    ),
     "hifigan": built_in(hifigan, policies={"zero3": 2}, bucket=2048, steps=2),
     "stylegan": built_in(  # its discriminator compares samples
         stylegan, policies={"zero3": 2, "zero2": 2, "zero2+recompute": 2}, often=("zero3",), four=("zero2",)
     ),
-    "byol": built_in(byol, policies={"ddp": 2, "zero3": 2}, often=(), checked=("ddp",)),
 }  # fmt: skip

@@ -19,11 +19,9 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player, noise, ranks
 from nets.norm import in_groups
 from nets.stylegan_layers import MinibatchDeviation
-from strategies.batches.micro_batches import Batches
-from strategies.policies.belongings import Belongings
 from tests.support.hard_games import BatchNorms, Plain, mlp
 from tests.support.parity import BATCH, vectors
-from tests.support.scene import POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, having, made_of, nothing
+from tests.support.scene import POLICIES, RARELY_DEAF, SMALL, Mutant, Refused, Scene, having, made_of
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
 # ---- batches with lists ----
@@ -156,17 +154,6 @@ class MicroBatchNorms(BatchNorms):
         fake = self.fake(batch["x"])
         alike = ranks.gather(fake) @ ranks.gather(batch["x"]).T
         return super().fool(batch) + cross_entropy(alike, torch.arange(len(alike), device=alike.device))
-
-
-def chunks(batches, batch, total, parts, phase):
-    """A control: micro-batches of neighbouring rows."""
-    return [batches.deal(batch, part, parts) for part in range(parts)]
-
-
-def place_in_chunks(phase, counts, index, step, training):
-    parts = phase.micro_batches
-    rows, key = counts[0] // parts, (training.seed, step, phase.name)
-    return noise.Place(key, (training.world.rank * parts + index) * rows, rows, training.world.size * parts * rows)
 
 
 class Expert(nn.Module):
@@ -313,30 +300,6 @@ class Described(Plain):
         return torch.stack(
             [(score - 0.1 * len(caption) - clip.sum()).square() for score, caption, clip in pairs]
         ).mean()
-
-
-def images_alone(cut, batch):
-    """The control: lists are not cut."""
-    return {**batch, "x": batch["x"][cut.rows]}
-
-
-class Spoken(Plain):
-    """A batch of captions alone: the discriminator sees a fake for each."""
-
-    micro_batches = 2
-
-    def judge(self, batch):
-        lengths = torch.tensor([len(caption) for caption in batch["captions"]], dtype=torch.float64)
-        fake = self.generator(noise.randn((len(lengths), 4), like=lengths)).detach()
-        return (self.discriminator(fake)[:, 0] - lengths).square().mean()
-
-    def fool(self, batch):
-        fake = self.generator(noise.randn((len(batch["captions"]), 4), like=self.generator[0].weight))
-        return -self.discriminator(fake).mean()
-
-
-def spoken(step):
-    return {"captions": described(step)["captions"]}
 
 
 class TwoLoaders(Plain):
@@ -525,34 +488,16 @@ class MeanFlow(Derived):
         return (u - (v - (t - r) * change).detach()).square().mean()
 
 
-class Consistency(Derived):
-    """The derivative of a frozen teacher, and that of the network, through which the gradient flows."""
-
-    def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        z, r, t, v = self.place(batch)
-        (_, taught), (u, change) = (along(network, z, r, t, v) for network in (self.teacher, self.net))
-        return (change - taught).square().mean() + u.square().mean()
-
-
 class Duals(Derived):
-    """The same derivative by dual numbers."""
+    """The derivative by dual numbers, through which the gradient flows, and that of a frozen teacher."""
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         z, r, t, v = self.place(batch)
+        _, taught = along(self.teacher, z, r, t, v)
         with forward_ad.dual_level():
             made = joined(self.net, forward_ad.make_dual(z, v), r, forward_ad.make_dual(t, torch.ones_like(t)))
             u, change = forward_ad.unpack_dual(made)
-        return (u - change).square().mean()
-
-
-class Changed(Derived):
-    """The network with other weights in place of its own, made of its own."""
-
-    def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        z, r, t, v = self.place(batch)
-        weights = {name: 0.9 * weight + 0.01 for name, weight in self.net.named_parameters()}
-        changed = functional_call(self.net, weights, (torch.cat([z, r, t], 1),))
-        return (changed - joined(self.net, z, r, t) - v).square().mean()
+        return (change - taught).square().mean() + u.square().mean()
 
 
 class Slopes(Derived):
@@ -584,7 +529,7 @@ class SlopesOfWeights(Derived):
         return (functional_call(self.net, ahead, (torch.cat([z, r, t], 1),)) - v).square().mean()
 
 
-DERIVED = {game.__name__: game for game in (MeanFlow, Consistency, Duals, Changed, Slopes, SlopesOfWeights)}
+DERIVED = {game.__name__: game for game in (MeanFlow, Duals, Slopes, SlopesOfWeights)}
 
 
 class Still(Derived):
@@ -637,27 +582,6 @@ class Kept(Derived):
 # ---- the table ----
 
 
-def alone_of(players: Any, *_: Any) -> Any:
-    """What players have if they share nothing."""
-    return {
-        name: Belongings(dict(player.module.named_parameters()), tuple(player.module.modules()))
-        for name, player in players.items()
-    }
-
-
-def own_alone(values: Any) -> Any:
-    """Each rank takes its own values for those of all."""
-    return values
-
-
-row_counts = Batches.row_counts
-
-
-def rows_of_one(batches: Batches, batch: Any) -> list[int]:
-    """All rows are taken for those of the first loader."""
-    return row_counts(batches, batch)[:1]
-
-
 WHOLE_BATCH = "a loss that is no mean over samples", "buffers that learn from the rank's samples"
 BY_HAND = "2 ranks would not train as one device does", "a batch norm that is written by hand, or call F.batch_norm"
 NORMS = {
@@ -666,7 +590,6 @@ NORMS = {
 }
 OF_GPUS = "player 'generator': torch's SyncBatchNorm needs GPUs; type Trainer(sync_batchnorm=True)"
 LISTS = "micro-batches of lists and captions"
-UNENDED = {"strategies.sharding.unshard_on_read.end_graphs": nothing}
 LOADERS = "noise for two loaders; Lightning's own sampler (a warning)"
 AS_ONE = {"ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
 RECOMPUTED = {"zero3+recompute": 2, "ddp+recompute": 2}
@@ -681,7 +604,7 @@ def derived(name: str) -> Scene:
     more = RECOMPUTED if name in ("MeanFlow", "Duals", "Slopes") else {}
     return Scene(
         DERIVED[name], bucket=SMALL, policies={**AS_ONE, **more},
-        often=("zero3",) * (name not in ("Consistency", "Changed", "Duals")),
+        often=("zero3",) * (name != "Duals"),
         mutants=(Mutant("without its derivative", game=Still),) if name == "MeanFlow" else (RARELY_DEAF,),
         refused=(
             Refused(
@@ -707,7 +630,6 @@ LOSSES = {
         InstanceNorms,
         policies={**POLICIES, "zero3+recompute": 2, "generator=pipeline,*=ddp": 2, "ddp+compile": 2},
         often=("zero3+recompute",), checked=("zero3",),
-        mutants=(Mutant("statistics of each rank", "ddp", replaced={"nets.norm.instance_norm": F.instance_norm}),),
         refused=(
             Refused(
                 InstanceNorms, "ddp", ("running_mean' is written", "Trainer(sync_batchnorm=True)"),
@@ -718,11 +640,6 @@ LOSSES = {
     "fakes made in inference mode": Scene(Inferred, often=("zero3",)),
     "gan.ranks": Scene(
         Contrast, policies={"ddp": 2, "ddp+recompute": 2, "zero3": 2}, often=("ddp",), checked=("zero3",),
-        promises=WHOLE_BATCH,
-        mutants=(Mutant("sums of one rank", "ddp", replaced={"gan.ranks.sum": own_alone}),),
-    ),
-    "gan.ranks in micro-batches": Scene(
-        ContrastInTwo, policies={"ddp": 2, "zero3": 2, "zero2": 2}, often=(), four=("ddp", "zero3"),
         promises=WHOLE_BATCH,
     ),
     "what a phase keeps, in micro-batches": Scene(
@@ -764,15 +681,6 @@ LOSSES = {
     ),
     "batch norms in micro-batches": Scene(
         MicroBatchNorms, policies={"ddp": 2}, four=("ddp",),
-        mutants=(
-            Mutant(
-                "of neighbouring rows", "ddp",
-                replaced={
-                    "strategies.batches.micro_batches.Batches.split": chunks,
-                    "strategies.turn._place": place_in_chunks,
-                },
-            ),
-        ),
     ),
     "a weight without elements": Scene(
         made_of(Plain, discriminator=Prompted), policies={"zero1": 2, "zero3": 2, "fsdp": 2}, often=("zero3",),
@@ -813,9 +721,6 @@ LOSSES = {
     "drawn_between_steps": Scene(
         Rescales, policies={"ddp": 2, "zero3": 2}, often=("ddp",), saved=("ddp",), checked=("ddp",),
         callbacks=lambda: [Rescaled()],
-        mutants=(
-            Mutant("by rank", "ddp", replaced={"strategies.training.steps.draws_alike": lambda *_: nullcontext()}),
-        ),
     ),
     "grids_in_the_loop": Scene(
         Grids, policies={"ddp": 2}, often=("ddp",), mutants=(Mutant("no batch norms", game=Plain),),
@@ -825,46 +730,27 @@ LOSSES = {
         having(Grids, in_training=True, first=False, alone=True), policies={"ddp": 2}, often=("ddp",),
         mutants=(Mutant("in evaluation", game=Grids),),
     ),
-    "lists and captions": Scene(
+    "lists_and_captions": Scene(
         having(Described, micro_batches=2), alone=Described, batches=described,
         policies={"single": 1, "dp": 2, **AS_ONE}, often=("zero3",), promises=(LISTS,),
-        mutants=(
-            Mutant("lists are not cut", replaced={"strategies.batches.micro_batches.Cut.__call__": images_alone}),
-        ),
-    ),
-    "captions alone": Scene(
-        Spoken, batches=spoken, policies={"zero3": 2, "dp": 2}, often=(),
-        mutants=(Mutant("other captions", batches=lambda step: spoken(step + 1)),),
     ),
     "two loaders": Scene(
         TwoLoaders, batches=two_loaders, policies={"ddp": 2, "zero3": 2}, often=("ddp",), four=("ddp",),
         promises=(LOADERS,),
-        refused=(
-            Refused(
-                TwoLoaders, "ddp", "noise of 4 rows in a phase whose batch has 8", check=False,
-                replaced={"strategies.batches.micro_batches.Batches.row_counts": rows_of_one},
-            ),
-            Refused(TwoLoaders, "dp", "strategy dp: the batch has 16 samples and batch['few'] is of 8 rows"),
-        ),
+        refused=(Refused(TwoLoaders, "dp", "strategy dp: the batch has 16 samples and batch['few'] is of 8 rows"),),
     ),
     **{name: derived(name) for name in DERIVED},
     "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL),
     "kept_graph": Scene(
         Kept, policies={"zero2": 2}, often=("zero2",), bucket=SMALL,
-        refused=(
-            *(Refused(Kept, policy, "modified by an inplace operation", check=False) for policy in ("zero3", "fsdp")),
-            # FSDP2 has freed the memory that the graph needs.
-            Refused(Kept, "fsdp", "storage", unsaid="inplace", check=False, replaced=UNENDED),
+        refused=tuple(
+            Refused(Kept, policy, "modified by an inplace operation", check=False) for policy in ("zero3", "fsdp")
         ),
     ),
     "adapters": Scene(
         Adapters, lambda steps: by_hand(Adapters(), steps), policies=SHARED, often=("zero3",), checked=("zero2",),
         bucket=SMALL, saved=("zero3",), arrives=MIXED, travels_often=False,
         refused=(
-            Refused(
-                Adapters, "zero3", "depends on no weight of fake", check=False,
-                replaced={"strategies.training.assignment.belongings_of": alone_of},
-            ),
             Refused(
                 OneModule, "teacher=single+recompute,*=single",
                 "'teacher': option recompute would run its blocks again, and player 'student'",

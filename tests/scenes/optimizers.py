@@ -23,7 +23,7 @@ from tests.support.optimizers import (
     ScheduleFree,
     Shampoo,
 )
-from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, made_of, nothing
+from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, made_of
 
 PLAIN = HARD["Plain"]
 THEIRS = partial(type("Adam", (Adam,), {"__module__": "theirs"}), lr=1e-3)
@@ -241,9 +241,6 @@ class Quantised(PLAIN):
 
 # ---- the table ----
 
-WHOLE = "strategies.sharding.storage.DealtWeights"
-NOT_SENT = Mutant("nothing is sent", "zero1", replaced={f"{WHOLE}._send": nothing})
-
 
 def refused(optimizer: Any, policy: str, words: str, instead: str) -> Refused:
     said = "player 'generator': ", words, f"type --strategy {instead}"
@@ -334,12 +331,9 @@ OPTIMIZERS = {
             ),
         ),
     ),
-    "whole weights in one phase of several": Scene(
-        BY_MUON, policies={"zero1": 2}, often=(), bucket=SMALL,
-    ),
     # SometimesReached has weights without gradients, Teacher a frozen player, Plain an average, a schedule and a clip.
-    "whole weights": Scene(
-        optimized(PLAIN, SHAMPOO), policies={"zero1": 2}, often=("zero1",), mutants=(NOT_SENT,),
+    "whole_weights": Scene(
+        optimized(PLAIN, SHAMPOO), policies={"zero1": 2}, often=("zero1",),
         refused=(
             refused(
                 NormedTogether, "zero1", "does not work with NormedTogether: its step on weight '",
@@ -365,16 +359,9 @@ OPTIMIZERS = {
             ),
         ),
     ),
-    "Muon": Scene(
-        optimized(PLAIN, MUON), policies={"zero1": 2, "zero1+hybrid:2": 4}, four=("zero1",),
-        often=(),
-    ),
     "whole weights that are reached sometimes": Scene(
         optimized(HARD["SometimesReached"], SHAMPOO), policies={"zero1": 2}, often=("zero1",), four=("zero1",),
         steps=6,
-    ),
-    "whole weights beside a teacher": Scene(
-        optimized(HARD["Teacher"], SHAMPOO), policies={"generator=zero1,*=ddp": 2}, often=(),
     ),
     "whole weights behind a method": Scene(
         optimized(HARD["OwnMethods"], SHAMPOO), policies={"zero1": 2}

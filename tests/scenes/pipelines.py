@@ -6,21 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from gan import Phase, Player, noise, ranks
-from strategies.pipelining.stage_storage import StageReduction
 from tests.support.hard_games import BatchNorms, Micro4, Plain, mlp
-from tests.support.parity import vectors
-from tests.support.scene import POLICIES, RARELY_DEAF, Mutant, Refused, Scene, having, made_of
+from tests.support.scene import POLICIES, Mutant, Refused, Scene, having, made_of
 from tests.support.staged_games import Staged, Tower
 
 # ---- games ----
@@ -203,29 +199,6 @@ class Halves(nn.Module):
         return self.one["shared"](self.one["own"](z).tanh()) + self.other["shared"](self.other["own"](z).tanh())
 
 
-class Conducted(Staged):
-    """Weights that `after` writes, layers frozen for some steps, a schedule, a hook that sees whole gradients."""
-
-    def configure_players(self):
-        encoder, generator, discriminator, teacher = super().configure_players()
-        falling = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 0.9**update)
-        yield encoder
-        yield replace(
-            generator, schedule=falling, after=shrink, freeze=lambda step: ["blocks.1"] if step % 3 == 1 else []
-        )
-        yield discriminator
-        yield teacher
-
-    def on_before_optimizer_step(self, optimizer):
-        torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 0.05)
-
-
-@torch.no_grad()
-def shrink(network):
-    for weight in network.parameters():
-        weight.mul_(0.999)
-
-
 def on_meta() -> nn.Module:
     """Without values, which set-up makes."""
     with torch.device("meta"):
@@ -261,19 +234,6 @@ class Chained(nn.Module):
 
 def chained(**members) -> Callable[[], Plain]:
     return partial(Painting, having(Chained, **members))
-
-
-class Noisy(Chained):
-    """Draws between two stages, and after them, and asks what a tensor is in the way of older code."""
-
-    def between(self, x):
-        assert not x.is_meta
-        x = x + torch.arange(8, device=x.device).type(x.type())
-        x = F.rrelu(torch.bernoulli(x.sigmoid()) + F.gumbel_softmax(x), training=True)
-        return F.dropout(x + noise.randn(x.shape, like=x), 0.3)
-
-    def forward(self, z, codes):
-        return super().forward(z, codes) + noise.rand((len(z), 6), like=z)
 
 
 class Mixing(Chained):
@@ -349,16 +309,6 @@ class NamesCodebook(Painting):
         yield discriminator
 
 
-class Warming(Chained):
-    """Counts its calls by a plain attribute, as a fade-in does."""
-
-    strength = 0.0
-
-    def between(self, x):
-        self.strength = min(1.0, self.strength + 0.02)
-        return self.strength * x.tanh()
-
-
 class Keeping(nn.Linear):
     """A last layer that keeps its mean size in a tensor and its last two sizes in a tuple, and scales by them."""
 
@@ -423,26 +373,6 @@ class WithTable(Painting):
     def fake(self, real):
         table = torch.arange(self.rows, dtype=real.dtype).view(-1, 1)
         return self.generator(noise.randn((len(real), 4), like=real), table)
-
-
-def twelve(step):
-    """A batch that three ranks can share."""
-    return {name: rows[:12] for name, rows in vectors(step).items()}
-
-
-# ---- mistakes ----
-
-
-class Alone(StageReduction):
-    """Nothing is added up over pipelines."""
-
-    def finish(self, scale):
-        with mock.patch.object(self.pipes[0], "copies", None):
-            return super().finish(scale)
-
-
-def no_gradients(self, total):
-    return total[: self.request.rows] * 0
 
 
 class Remade(nn.Sequential):
@@ -684,14 +614,6 @@ Reentrant = having(EachRemade, reentrant=True)
 JUDGED_TWICE = made_of(Plain, discriminator=lambda: nn.Sequential(nn.Linear(6, 6), Reentrant(nn.Linear(6, 1))))
 
 
-def all_of_them(self, slopes):
-    return {n: slope for (n, output), slope in zip(self.plan.outputs.items(), slopes, strict=True) if output.learns}
-
-
-def noise_of_the_first(self):
-    return [self.place.first] * self.owners
-
-
 # ---- the table ----
 
 
@@ -726,22 +648,6 @@ PIPELINES = {
             f"{DDP}+stages:2+schedule:1f1b": 4, f"{BY_TWO}+chunks:1": 4,
         },
         saved=(STAGES,), arrives=(("zero3", 2), (BY_TWO, 4), ("fsdp", 2), ("ddp", 2)), travels_often=False,
-        mutants=(
-            Mutant("no sum over pipelines", BY_TWO, ranks=4, slow=True,
-                   replaced={"strategies.policies.pipeline.StageReduction": Alone}),
-            Mutant("no gradients of later stages' inputs", BY_TWO, slow=True,
-                   replaced={"strategies.pipelining.passes.BackwardPass._own_rows": no_gradients}),
-            Mutant("not the samples' own noise", BY_TWO, slow=True,
-                   replaced={"strategies.pipelining.request.ForwardRequest._compared": noise_of_the_first}),
-        ),
-    ),
-    "stages on three ranks": staged(
-        (),
-        {
-            DDP: 3, "encoder=ddp,discriminator=fsdp,*=pipeline+chunks:1": 3,
-            f"{DDP}+chunks:2+recompute+schedule:1f1b": 3,
-        },
-        batches=twelve, mutants=(replace(RARELY_DEAF, ranks=3),),
     ),
     "a half of each micro-batch": one(HalfInParts),
     "a buffer that is written from a step on": one(
@@ -753,8 +659,6 @@ PIPELINES = {
             ),
         ),
     ),
-    "micro-batches in stages": Scene(
-        having(Staged, micro_batches=2), policies={DDP: 2, f"{DDP}+schedule:1f1b": 4}, often=()),
     "micro-batches and chunks, forth and back": one(
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
     ),
@@ -770,7 +674,6 @@ PIPELINES = {
             ),
         ),
     ),
-    "stages with words and hooks": Scene(Conducted, policies={STAGES: 2}, often=()),
     "stages_and_shared": Scene(
         SharesWithFrozen, policies={"zero3": 2, "pipeline": 2, "discriminator=pipeline,*=ddp": 2},
         often=(),
@@ -781,11 +684,6 @@ PIPELINES = {
     "heads_in_turn": Scene(
         HeadsInTurn, policies={**POLICIES, "pipeline": 2, f"generator=pipeline{FORTH_AND_BACK},*=ddp": 2},
         often=("pipeline",),
-        mutants=(
-            RARELY_DEAF,
-            Mutant("zeros for what has no gradient", "pipeline",
-                   replaced={"strategies.pipelining.passes.BackwardPass._used": all_of_them}),
-        ),
         refused=(
             Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "learns in some calls only through"),
         ),
@@ -841,7 +739,6 @@ PIPELINES = {
     "dice_between_stages": one(partial(Painting, Mixing), "+chunks:4"),
     "moves_between_stages": one(partial(Painting, Moves)),
     "groups_to_fill": one(Grouped, "+chunks:2"),
-    "draws between stages": one(partial(Painting, Noisy), "+chunks:2", often=()),
     "a mean between stages": one(
         CENTRING, "+chunks:1", checked=False,
         refused=(
@@ -858,7 +755,6 @@ PIPELINES = {
         ),
     ),
     "a block without weights": one(NamesCodebook, "+chunks:1", often=()),
-    "a number that a forward counts with": one(partial(Painting, Warming), "+chunks:4", often=()),
     "what a layer keeps in attributes": one(
         Keeps, "+chunks:1", checked=False, saved=(WHOLE,), arrives=(("ddp", 2),),
         refused=(

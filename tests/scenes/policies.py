@@ -11,10 +11,9 @@ from torch import nn
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from strategies.world import Groups
 from tests.support.composite import Composite
 from tests.support.hard_games import Plain, mlp
-from tests.support.scene import ENGINES, POLICIES, Mutant, Refused, Scene, having, made_of
+from tests.support.scene import ENGINES, POLICIES, Refused, Scene, having, made_of
 
 WIDTH = 8
 
@@ -186,14 +185,6 @@ def compiled():
     return network
 
 
-# ---- mistakes ----
-
-
-class OneGroup(Groups):
-    def shared(self, player):
-        return super().shared("everybody")
-
-
 class Renamed(nn.Linear):
     """Has its weight under another name in files, and asks for it when it loads, and for the file's version."""
 
@@ -325,9 +316,8 @@ POLICY_GAMES = {
         Hooked, saved=("zero3", "ddp"), arrives=(("pipeline", 2), ("fsdp", 2), ("single", 1)),
         policies={**POLICIES, **ENGINES, "dp": 2, "pipeline": 2}, often=("zero3",),
     ),
-    "two that learn together": Scene(
+    "two_that_learn_together": Scene(
         Crossed, policies=dict.fromkeys(["ddp", "zero1", "zero2"], 2), often=("ddp",),
-        mutants=(Mutant("one group", "ddp", replaced={"strategies.training.ranks_strategy.Groups": OneGroup}),),
     ),
     # Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again.
     "in_buckets": Scene(

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gan import Phase, Player
 from gan.ranks import mean
 from tests.support.hard_games import Micro2, One, Plain, mlp
-from tests.support.scene import Mutant, Refused, Scene, having, nothing
+from tests.support.scene import Mutant, Refused, Scene, having
 
 SAME = "must be the same on all ranks: keep gan.ranks.mean(x) in place of x"
 
@@ -329,13 +329,6 @@ class Objects(Masters):
         self.state[self.param_groups[0]["params"][0]]["projector"] = Tosses()
 
 
-def forget_rows(tree):
-    for state in tree["optimizer_states"]:
-        for each in state["state"].values():
-            if "row_var" in each:  # a number for each row
-                each["row_var"] *= 2
-
-
 def save(game, *_):
     game.trainer.save_checkpoint("early.ckpt")
 
@@ -419,14 +412,8 @@ UPDATES = {
             Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
     ),
-    "weights for one call": Scene(
+    "weights_for_one_call": Scene(
         Perturbed, policies={"single+recompute": 1, "zero3+recompute": 2}, often=("single+recompute",),
-        mutants=(
-            Mutant(
-                "they are forgotten", "single+recompute",
-                replaced={"strategies.options.recompute._put_weights": nothing},
-            ),
-        ),
     ),
     "hook_of_a_batch": Scene(
         Augments, policies={"ddp": 2}, checked=("ddp",), **AS_PLAIN,
@@ -486,7 +473,7 @@ UPDATES = {
     "types_of_a_state": resumed(
         Masters, settings={"precision": "bf16-true"}, mutants=(Mutant("another", game=Unhooked),)
     ),
-    "shapes_of_a_state": resumed(partial(Adafactor, lr=1e-2), forgets=forget_rows),
+    "shapes_of_a_state": resumed(partial(Adafactor, lr=1e-2)),
     "a state of NAdam": resumed(NAdam, mutants=(Mutant("another", game=Unhooked),)),
     "saves_in_a_step": Scene(
         Plain, policies={}, mutants=(),

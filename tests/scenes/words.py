@@ -3,7 +3,7 @@
 import copy
 import random
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from gan import Phase, Player, noise, ranks
 from tests.support.duel import ByHand, Duel, adam, fooling, judge_network, judging
 from tests.support.hard_games import Plain
 from tests.support.optimizers import MuonAndAdam, ScheduleFree
-from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having, nothing
+from tests.support.scene import ENGINES, POLICIES, SMALL, Mutant, Refused, Scene, having
 
 # ---- freeze, and requires_grad ----
 
@@ -66,13 +66,6 @@ class FreezingByHand(ByHand):
     def before(self, step):
         self.judge["trunk"].requires_grad_(step in THAWED)
         self.generator[2].requires_grad_(step >= 3)
-
-
-def undone(self, on):
-    """As if every turn let all weights learn."""
-    self.on = on
-    for weight in self.weights:
-        weight.requires_grad_(on)
 
 
 class Thawing(Duel):
@@ -406,12 +399,6 @@ class ChoosingByHand(ByHand):
         return found
 
 
-def asking_the_last(self, question):
-    answer = torch.tensor(question())
-    dist.broadcast(answer, self.size - 1)
-    return bool(answer)
-
-
 class Asking(Duel):
     """`when` asks the other ranks, and draws from what the loss draws from too."""
 
@@ -559,54 +546,21 @@ SEVERAL: dict[str, Any] = {game.__name__: game for game in (Turns, Followed, Who
 # ---- the table ----
 
 
-def without(game, word):
-    """The game as if nobody had written this word."""
-
-    def plain(each):
-        return replace(each, **{field.name: field.default for field in fields(each) if field.name == word})
-
-    class Without(game):
-        def configure_players(self):
-            yield from map(plain, super().configure_players())
-
-        def configure_phases(self):
-            yield from map(plain, super().configure_phases())
-
-    return Without
-
-
 DUEL = {**POLICIES, **ENGINES}
 OFFLOADED = {"zero1+offload": 2, "zero2+hybrid:2": 4, "zero3+offload": 4}
-SWITCH, FOLLOWER = "strategies.policies.belongings.Switch", "strategies.optimizers.averages.Follower"
-BUCKET = "strategies.sharding.bucket.Bucket"
 FREEZE = "`requires_grad_` on a part of a player"
 RESUMED: dict[str, Any] = {"saved": ("zero3", "single"), "arrives": (("ddp", 2), ("zero1", 4), ("zero3", 4))}
-UNDONE = {f"{SWITCH}.begin_step": nothing, f"{SWITCH}.turn": undone}
 
 
-def freezing(game: Any, often: tuple[str, ...], *mutants: Mutant, **more: Any) -> Scene:
+def freezing(game: Any, often: str, **more: Any) -> Scene:
     return Scene(
-        game, FreezingByHand().run, policies=DUEL, often=often, steps=6, bucket=SMALL, promises=(FREEZE,),
-        mutants=mutants, **more,
+        game, FreezingByHand().run, policies=DUEL, often=(often,), steps=6, bucket=SMALL, promises=(FREEZE,), **more
     )  # fmt: skip
-
-
-def forget_turns(tree: dict[str, Any]) -> None:
-    tree["state_dict"]["turns"].zero_()
-
-
-def forget_counts(tree: dict[str, Any]) -> None:
-    for player in tree["players"].values():
-        del player["ema_updates"]
-
-
-def words(game: Any, *names: str) -> tuple[Mutant, ...]:
-    return tuple(Mutant(f"without {name}", game=without(game, name)) for name in names)
 
 
 WORDS = {
     "freeze": freezing(
-        Freezing, ("zero3",), Mutant("a turn undoes it", replaced=UNDONE),
+        Freezing, "zero3",
         refused=(
             Refused(
                 having(Duel, of_judge={"freeze": lambda step: ["trnk"] if step == 3 else []}), "single",
@@ -619,22 +573,20 @@ WORDS = {
         ),
     ),
     "frozen_by_the_author": freezing(
-        ByAuthor, ("ddp",), Mutant("a turn undoes it", "ddp", replaced=UNDONE),
+        ByAuthor, "ddp",
         refused=tuple(
             Refused(game, policy, f"player 'judge': weight 'trunk.0.weight' requires a gradient at step {step}")
             for game, policy, step in ((Thawing, "single", 2), (ThawingInTheLoss, "ddp", 0))
         ),
     ),
     "frozen in the loss": freezing(
-        InTheLoss, ("zero3",), Mutant("nothing is frozen", game=having(Duel, of_judge={"clip": 0.05})), checked=("ddp",)
+        InTheLoss, "zero3", checked=("ddp",),
+        mutants=(Mutant("nothing is frozen", game=having(Duel, of_judge={"clip": 0.05})),),
     ),
     "after": Scene(
         After, AfterByHand().run, policies={**DUEL, **OFFLOADED}, often=("zero3",), bucket=SMALL,
         checked=("ddp",), saved=("zero3",), arrives=(("zero3", 2),), travels_often=False,
-        mutants=(
-            Mutant("without it", game=type("Unchanged", (After,), {"of_judge": {"ema": 0.7}, "of_generator": {}})),
-            Mutant("shards do not take it", "zero3", replaced={f"{BUCKET}.keep_writes": nothing}),
-        ),
+        mutants=(Mutant("without it", game=having(After, of_judge={"ema": 0.7}, of_generator={})),),
     ),
     "ema_buffers": Scene(
         Normed, NormedByHand().run, policies=DUEL, often=("zero3",), bucket=SMALL, checked=("ddp",),
@@ -643,7 +595,7 @@ WORDS = {
     ),
     "ema_per and schedule_per": Scene(
         Counting, CountingByHand().run, policies=DUEL, often=("zero3",), bucket=SMALL, steps=6,
-        settings=EPOCHS, **RESUMED, forgets=forget_counts,
+        settings=EPOCHS, **RESUMED,
         mutants=(
             Mutant("a fixed decay", game=changed("of_judge", ema=0.8)),
             Mutant("an average by updates", game=changed("of_generator", ema_per="update")),
@@ -655,34 +607,19 @@ WORDS = {
     "follows": Scene(
         Following, FollowingByHand().run, bucket=SMALL, steps=6, checked=("ddp",), **RESUMED,
         often=("zero3",), policies={**DUEL, **OFFLOADED, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2},
-        mutants=(Mutant("it stays as it was", replaced={f"{FOLLOWER}.update": nothing}),),
         refused=(
             Refused(Following, "teacher=ddp,*=single", "'teacher' follows 'judge', so it has the same policy; leave"),
         ),
     ),
     "start, until, every, when": Scene(
         InTurn, TurnsByHand().run, often=("ddp",), bucket=SMALL, steps=8, checked=("zero3",),
-        mutants=(Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),),
     ),
     "update": Scene(
         Choosing, ChoosingByHand().run, often=("zero3",), bucket=SMALL, checked=("ddp",),
         policies={**DUEL, **OFFLOADED}, saved=("zero3",),
-        mutants=(
-            Mutant("all updates are taken", game=having(Choosing, bound=0.0)),
-            Mutant("the last rank is asked", "ddp", replaced={"strategies.world.World.answer": asking_the_last}),
-        ),
+        mutants=(Mutant("all updates are taken", game=having(Choosing, bound=0.0)),),
     ),
     "when asks other ranks, and draws": Scene(Asking, policies={"ddp": 2}, steps=6),
     "draws outside of losses": Scene(Shaken, policies={"ddp": 2}),
     "draws in hooks": Scene(having(Shaken, optimizer=adam), policies={"zero3": 2}, often=()),
-    "several words of phases": Scene(
-        Turns, bucket=SMALL, policies={"zero3": 2, "single": 1}, often=(), steps=10, **RESUMED,
-        forgets=forget_turns, travels_often=False,
-        mutants=words(Turns, "start", "until", "every", "when", "freeze", "after", "clip"),
-    ),
-    "several words of players": Scene(
-        Followed, policies={"ddp": 2}, often=(), checked=("ddp",), steps=6,
-        settings={"limit_train_batches": Followed.epoch},
-        mutants=words(Followed, "ema_per", "schedule_per"),
-    ),
 }  # fmt: skip

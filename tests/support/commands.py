@@ -35,7 +35,7 @@ from gan.app.training.callbacks import Pictures
 from gan.app.training.metrics import best_effort
 from tests.support import namespaces, worlds
 from tests.support.forked import Files
-from tests.support.rehearsal import systems
+from tests.support.rehearsal import windows
 from tests.support.trained_on import ON_GPUS
 
 LIMIT = 120.0  # seconds
@@ -246,7 +246,7 @@ def begin_anew(words: list[str], env: Mapping[str, str]) -> NoReturn:
     sys.path[:] = ["" if words[0] == "-c" else os.getcwd(), *given, *(p for p in sys.path if p not in gone)]
     sys.path_importer_cache.clear()
     sys.argv = words
-    systems.install()  # the one that the environment names
+    windows.install()  # if the environment says so
     try:
         if words[0] == "-m":
             sys.argv = words[1:]

@@ -15,12 +15,11 @@ ENGINES = {"deepspeed2": 2, "deepspeed3": 2}
 
 @dataclass(frozen=True)
 class Mutant:
-    """What must give another training: another game, other settings, or our code with something replaced."""
+    """What must give another training: another game, or other settings."""
 
     name: str
     policy: str = "single"
     game: Any = None  # in place of the scene's
-    replaced: dict[str, Any] = field(default_factory=dict)  # by its full name, for all ranks
     settings: dict[str, Any] = field(default_factory=dict)
     batches: Any = None
     callbacks: Any = None
@@ -60,7 +59,6 @@ class Refused:
     policy: str
     words: str | tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
-    replaced: dict[str, Any] = field(default_factory=dict)
     unsaid: str = " nobody says this "
     check: bool = True
 
@@ -73,7 +71,6 @@ class Scene:
     `alone`) is trained on one device. `checked`: under these policies the first step is tried, and nothing is said.
     `saved`: under these policies a checkpoint is made half way, and training goes on from it to the last bit.
     `arrives`: under these policies and ranks training goes on from the first of these checkpoints, as one device would.
-    `forgets`: changes a checkpoint so that training must arrive elsewhere.
     """
 
     game: Callable[[], Any]
@@ -87,7 +84,6 @@ class Scene:
     refused: tuple[Refused, ...] = ()
     saved: tuple[str, ...] = ()
     arrives: tuple[tuple[str, int], ...] = ()
-    forgets: Callable[[dict[str, Any]], object] | None = None
     promises: tuple[str, ...] = ()
     batches: Callable[[int], Any] = vectors
     steps: int = 4

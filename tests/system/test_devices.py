@@ -16,7 +16,6 @@ pytestmark = pytest.mark.skipif(not possible(), reason="this torch has no device
 SMALL = ("--faces", 12, "--held-out", 4, "--batch-size", 4, "--workers", 0, "--log-every", 1)
 WGAN = ("wgan-gp-faces", *SMALL, "--size", 16, "--width", 4, "--latent", 4, "--precision", "64-true")
 R3GAN = ("r3gan-faces", *WGAN[1:])
-SEAN = ("sean-faces", *SMALL, "--size", 32, "--width", 4, "--hidden", 8, "--style", 8)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +83,3 @@ def test_devices_that_are_not_there_are_refused(tmp_path):
 def test_a_device_by_the_name_of_googles_is_none_of_lightnings_class(tmp_path):
     words = ("--max-steps", 1, "--accelerator", "tpu", "--devices", 1)
     assert "r3gan-faces on 1 TPU process" in run(tmp_path, "gan.fit", *R3GAN, *words, REHEARSAL_NAME="tpu")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("game", "strategy", "precision"),
-    [(SEAN, "ddp", "32-true"), (SEAN, "zero3", "32-true"), (WGAN, "zero2", "32-true"), (R3GAN, "auto", "bf16-mixed")],
-)
-def test_other_games_and_policies_on_two_devices(game, strategy, precision, tmp_path):
-    run(tmp_path, "gan.fit", *game, "--strategy", strategy, "--precision", precision, "--max-steps", 2, ranks=2)

@@ -121,7 +121,7 @@ def test_a_killed_rank_0_is_named_by_all():
         line.leave()
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_a_good_bye_is_no_alarm_in_any_order(order):
     with world(3) as (lines, _):
         for rank in order:
@@ -129,14 +129,13 @@ def test_a_good_bye_is_no_alarm_in_any_order(order):
         assert quiet(*lines)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 2])
 def test_a_reason_reaches_the_others_and_not_oneself(rank):
     with world(3) as (lines, _):
         end = Failure(rank, 7, "here", "batch 5 is not divisible", REFUSED)
         lines[rank].leave(end)
         assert [line.learns() for line in lines if line.obituary.rank != rank] == [end, end]
-        assert quiet(*lines)
-        assert str(end) == "batch 5 is not divisible"
+        assert quiet(*lines) and str(end) == "batch 5 is not divisible"
 
 
 def test_the_first_end_counts_and_late_comers_hear_of_it():
@@ -190,6 +189,7 @@ def test_nothing_that_is_sent_ends_it_or_raises_an_alarm(caplog):
     assert caplog.text == ""  # asyncio has nothing to complain of
 
 
+@pytest.mark.promise("strangers at the port by which ranks name each other")
 def test_a_stranger_has_a_few_seconds_and_bytes(monkeypatch):
     monkeypatch.setattr(lifeline, "STRANGE", 0.2)
     with world(2) as (lines, (port, _)):
@@ -274,21 +274,11 @@ def test_another_program_is_not_taken_for_rank_0(answer, monkeypatch):
         line.leave()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_both_kinds_of_address_lead_to_rank_0(host):
-    if host == "::1" and not _has_ipv6():
-        pytest.skip("this machine has no IPv6")
+def test_both_kinds_of_address_lead_to_rank_0():
     with world(1, "localhost") as ((first,), place):  # a name, which may lead elsewhere on another host
-        joins(host, *place)
+        for host in (HERE, "localhost", *(["::1"] if socket.has_dualstack_ipv6() else [])):
+            joins(host, *place)
         assert quiet(first)
-
-
-def _has_ipv6():
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
 
 
 def test_without_ipv6_there_is_ipv4(monkeypatch):

@@ -58,7 +58,8 @@ def trained(make, accelerator):
 
 
 def trains_as_a_cpu_does(_):
-    for name, make in {**HARD, "tied": Tied}.items():
+    hardest = ("Micro4", "BatchNormPenalty", "SometimesReached", "Teacher", "Penalty", "OwnMethods", "Groups")
+    for name, make in {**{name: HARD[name] for name in hardest}, "tied": Tied}.items():
         one, other = trained(make, "cpu"), trained(make, TorchAccelerator())
         weights = dict(one.named_parameters())
         assert weights.keys() == dict(other.named_parameters()).keys(), name

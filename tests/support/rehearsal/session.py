@@ -12,7 +12,6 @@ from datasets import Faces, GanData
 from gan.games.r3gan import R3Gan
 from gan.runs import Run
 from nets.r3 import R3Discriminator, R3Generator
-from tests.support.rehearsal.systems import status_of_fork
 
 VARIABLE = "STOP_AFTER"
 RUN = f"{__file__}:stops"
@@ -34,20 +33,15 @@ def stops(max_steps: int = 6, batch_size: int = 4, workers: int = 0, seed: int =
 
 
 def main() -> None:
-    """The first command is a process of its own, and the others take this one: to import takes most of their time."""
+    """One command after the other in this process: to import takes most of their time."""
     from gan import evaluate as evaluate
     from gan import export as export
     from gan import fit as fit
     from gan import plan as plan
     from gan import sample as sample
-    from gan.app.outputs import end, outputs
+    from gan.app.outputs import outputs
     from gan.bench import __main__ as bench
     from gan.files.system import WINDOWS
-
-    def stop() -> None:
-        os.environ[VARIABLE] = "3"
-        with outputs():
-            end(fit.main([*TRAIN, *typed]))
 
     more = (
         (sample, ["auto", "show", "--singles"]),
@@ -58,8 +52,10 @@ def main() -> None:
         (fit, [*TRAIN, "--dry-run", "--out", "dry"]),
     )
     short, typed = "--short" in sys.argv, [word for word in sys.argv[1:] if word != "--short"]
-    assert status_of_fork(stop) == 0
     with outputs():
+        os.environ[VARIABLE] = "3"
+        assert fit.main([*TRAIN, *typed]) == 0
+        del os.environ[VARIABLE]
         assert fit.main(["--resume", "auto", "--workers", "0", "--strategy", "auto"]) == 0
         for command, words in () if short else more:
             assert command.main(words) == 0, words

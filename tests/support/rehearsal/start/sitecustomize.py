@@ -1,5 +1,5 @@
 """Python imports this at its start, where its folder is on PYTHONPATH: also in processes that others start."""
 
-from tests.support.rehearsal import systems
+from tests.support.rehearsal import windows
 
-systems.install()
+windows.install()

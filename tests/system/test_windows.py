@@ -1,4 +1,4 @@
-"""One device on Windows and macOS, rehearsed on Linux (tests/support/rehearsal/systems.py says what that can show)."""
+"""One device on Windows, rehearsed on Linux (tests/support/rehearsal/windows.py says what that can show)."""
 
 import json
 import subprocess
@@ -9,40 +9,28 @@ import pytest
 
 from gan import fit as fit
 from tests.support import commands
-from tests.support.rehearsal import session, systems
+from tests.support.rehearsal import session, windows
 from tests.system.test_fit import final, same
 
 
-def said(name: str, folder: Path, *more: str) -> str:
-    """What the commands print that a person types on that system, one after another."""
-    words = "-m", session.__name__, "--workers", "1" if name == "windows" else "0", *more
+def said(folder: Path, *more: str) -> str:
+    """What the commands print that a person types there, one after another."""
+    words = "-m", session.__name__, "--workers", "1", *more
     with (folder / "said").open("wb") as said:
-        typed = commands.Typed(words, cwd=folder, env=systems.environment(name), stdout=said, stderr=said)
+        typed = commands.Typed(words, cwd=folder, env=windows.environment(), stdout=said, stderr=said)
     status = typed.wait(600)
-    text = (folder / "said").read_bytes().decode("cp1252" if name == "windows" else "utf-8")
+    text = (folder / "said").read_bytes().decode("cp1252")
     assert status == 0, text
     return text
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """The same run on this system, without a stop."""
-    out = tmp_path_factory.mktemp("unbroken")
-    assert fit.main([*session.TRAIN, "--out", str(out)]) == 0
-    return out / "001-stops"
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("windows", ["--short"]), *(pytest.param(name, [], marks=pytest.mark.slow) for name in systems.SYSTEMS)],
-)
-def test_a_run_is_trained_stopped_resumed_sampled_scored_and_exported(name, words, tmp_path, unbroken):
-    """Nearly all that macOS lacks, Windows lacks too."""
-    told, run = said(name, tmp_path, *words), tmp_path / "runs" / "001-stops"
+@pytest.mark.parametrize("words", [["--short"], pytest.param([], marks=pytest.mark.slow)])
+def test_a_run_is_trained_stopped_resumed_sampled_scored_and_exported(words, tmp_path):
+    told, run = said(tmp_path, *words), tmp_path / "runs" / "001-stops"
     assert "stopped at step 3, all saved; go on with\n" in told.replace("\r", "")
-    same(final(unbroken), final(run))  # to the bit
-    refusal = "error: 2 devices are trained by processes that need Linux or macOS; type --devices 1"
-    assert (refusal in told) == (name == "windows")
+    assert fit.main([*session.TRAIN, "--out", str(tmp_path / "unbroken")]) == 0  # on this system, without a stop
+    same(final(tmp_path / "unbroken" / "001-stops"), final(run))  # to the bit
+    assert "error: 2 devices are trained by processes that need Linux or macOS; type --devices 1" in told
     if words:
         return
     made = {path.name for path in (run / "export" / "step-000006").iterdir()}
@@ -93,15 +81,13 @@ print(held(lambda file: file.parent.rename("other")))
 print(held(lambda file: file.write_text("x\\n") and file.read_bytes()))
 print(says(lambda: Path("text").write_text("\u2192")))
 """
-TAKEN = {
-    "windows": "win32 ModuleNotFoundError False False False PermissionError FileExistsError OSError FileNotFoundError "
-    "PermissionError PermissionError b'x\\r\\n' UnicodeEncodeError",
-    "macos": "darwin None True False False None FileExistsError None None None other b'x\\n' 1",
-}
+TAKEN = (
+    "win32 ModuleNotFoundError False False False PermissionError FileExistsError OSError FileNotFoundError "
+    "PermissionError PermissionError b'x\\r\\n' UnicodeEncodeError"
+)
 
 
-@pytest.mark.parametrize("name", systems.SYSTEMS)
-def test_the_control_what_a_system_lacks_is_taken_away(name, tmp_path):
+def test_the_control_what_windows_lacks_is_taken_away(tmp_path):
     command = [sys.executable, "-c", TRIED]
-    done = subprocess.run(command, cwd=tmp_path, env=systems.environment(name), capture_output=True, text=True)
-    assert done.stdout.split() == TAKEN[name].split(), done.stderr
+    done = subprocess.run(command, cwd=tmp_path, env=windows.environment(), capture_output=True, text=True)
+    assert done.stdout.split() == TAKEN.split(), done.stderr
