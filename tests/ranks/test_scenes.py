@@ -43,7 +43,7 @@ def play(
 
 def refusal(name: str, policy: str, world: int, number: int) -> str | None:
     """The words in which a scene's game is refused."""
-    wrong = SCENES[name].refused[number]
+    wrong = SCENES[name].refusals()[number]
     mutant = Mutant("", game=wrong.game, settings=wrong.settings, callbacks=list)
     try:
         play(name, policy, world, mutant, check=wrong.check)
@@ -143,7 +143,7 @@ def arrivals(scene: Any) -> Iterator[Any]:
 def refusals(scene: Any) -> Iterator[Any]:
     """`make test` asks each game for the same words once, under its first policy."""
     said = []
-    for number, wrong in enumerate(scene.refused):
+    for number, wrong in enumerate(scene.refusals()):
         yield str(number), (wrong.game, wrong.words) in said, (number,)
         said.append((wrong.game, wrong.words))
 
@@ -177,7 +177,7 @@ def test_it_travels_to_another_policy_or_number_of_ranks(name, policy, world, jo
 
 @pytest.mark.parametrize(("name", "number"), asked(refusals))
 def test_it_is_refused_by_name(name, number, on_ranks):
-    wrong = SCENES[name].refused[number]
+    wrong = SCENES[name].refusals()[number]
     world = 1 if "single" in wrong.policy else 2
     for said in on_ranks(refusal, name, wrong.policy, world, number=number):
         words = (wrong.words,) if isinstance(wrong.words, str) else wrong.words

@@ -604,7 +604,7 @@ def derived(name: str) -> Scene:
     more = RECOMPUTED if name in ("MeanFlow", "Duals", "Slopes") else {}
     return Scene(
         DERIVED[name], bucket=SMALL, policies={**AS_ONE, **more},
-        often=("zero3",) * (name != "Duals"),
+        often=("zero3",) * (name in ("MeanFlow", "Slopes")),
         mutants=(Mutant("without its derivative", game=Still),) if name == "MeanFlow" else (RARELY_DEAF,),
         refused=(
             Refused(
@@ -622,9 +622,7 @@ LOSSES = {
     ),
     "a loss calls backward itself": Scene(
         InParts, policies={}, mutants=(),
-        refused=tuple(
-            Refused(InParts, policy, "its loss calls backward() itself") for policy in ("zero3", "ddp", "zero2", "fsdp")
-        ),
+        refused=(Refused(InParts, "zero3 ddp zero2 fsdp", "its loss calls backward() itself"),),
     ),
     "instance norms that keep statistics": Scene(
         InstanceNorms,
@@ -645,17 +643,10 @@ LOSSES = {
     "what a phase keeps, in micro-batches": Scene(
         KeepsInParts, alone=having(KeepsInParts, micro_batches=1), policies={"single": 1, "ddp": 2, "zero3": 2},
         often=("ddp",), checked=("single", "ddp"),
-        refused=tuple(
-            Refused(
-                game, policy,
-                f"phase 'generator' reads self.{name}, and gets what the last micro-batch of phase '{left_by}' has",
-            )
-            for policy in ("single", "ddp")
-            for game, name, left_by in (
-                (KeepsAnAttribute, "fakes", "discriminator"),
-                (KeepsInANetwork, "generator.kept", "discriminator"),
-                (KeepsForTheNextStep, "before", "generator"),
-            )
+        refused=(
+            Refused(KeepsAnAttribute, "single ddp", ("reads self.fakes, and gets", "of phase 'discriminator' has")),
+            Refused(KeepsInANetwork, "single ddp", "reads self.generator.kept, and gets what the last micro-batch of"),
+            Refused(KeepsForTheNextStep, "single ddp", ("reads self.before, and gets", "of phase 'generator' has")),
         ),
         mutants=(
             Mutant("an attribute", game=KeepsAnAttribute),
@@ -689,9 +680,7 @@ LOSSES = {
     "layers of some samples below a batch norm": Scene(
         Experts, policies={"ddp": 2, "zero2": 2, "zero3+whole": 2, "fsdp+whole": 2},
         often=("ddp", "fsdp+whole"), checked=("zero2", "zero3+whole", "fsdp+whole"), bucket=SMALL,
-        refused=tuple(
-            Refused(Experts, policy, ("layers are chosen by sample, type ", "+whole")) for policy in ("fsdp", "zero3")
-        ),
+        refused=(Refused(Experts, "fsdp zero3", ("layers are chosen by sample, type ", "+whole")),),
     ),
     "batch norms of one's own": Scene(
         Own, **NORMS, often=("ddp",), checked=("ddp",),
@@ -701,10 +690,9 @@ LOSSES = {
         ),
     ),
     "batch norms that torch synchronises": Scene(
-        torchs_own, policies={"ddp": 2, "zero1": 2, "zero3": 2, "generator=pipeline,*=ddp": 2}, often=("ddp",),
-        refused=tuple(
-            Refused(torchs_own, policy, OF_GPUS, settings={"sync_batchnorm": False})
-            for policy in ("zero3", "ddp", "generator=pipeline,*=ddp")
+        torchs_own, policies={"ddp": 2, "zero1": 2, "zero3": 2, "generator=pipeline,*=ddp": 2}, often=(),
+        refused=(
+            Refused(torchs_own, "zero3 ddp generator=pipeline,*=ddp", OF_GPUS, settings={"sync_batchnorm": False}),
         ),
     ),
     "batch norms in groups": Scene(
@@ -743,9 +731,7 @@ LOSSES = {
     "a graph of second order for a later phase": Scene(Handed, policies={"zero3": 2}, bucket=SMALL),
     "kept_graph": Scene(
         Kept, policies={"zero2": 2}, often=("zero2",), bucket=SMALL,
-        refused=tuple(
-            Refused(Kept, policy, "modified by an inplace operation", check=False) for policy in ("zero3", "fsdp")
-        ),
+        refused=(Refused(Kept, "zero3 fsdp", "modified by an inplace operation", check=False),),
     ),
     "adapters": Scene(
         Adapters, lambda steps: by_hand(Adapters(), steps), policies=SHARED, often=("zero3",), checked=("zero2",),

@@ -617,11 +617,6 @@ JUDGED_TWICE = made_of(Plain, discriminator=lambda: nn.Sequential(nn.Linear(6, 6
 # ---- the table ----
 
 
-def staged(often: tuple[str, ...], policies: dict[str, int], **more) -> Scene:
-    checked = tuple(each for each in policies if each not in often)
-    return Scene(Staged, policies=policies, often=often, checked=checked, steps=3, **more)
-
-
 def one(game, options: str = "", checked: bool = True, **more) -> Scene:
     """A generator in stages on two ranks."""
     policy = f"generator=pipeline{options},*=ddp"
@@ -629,6 +624,7 @@ def one(game, options: str = "", checked: bool = True, **more) -> Scene:
     return Scene(game, steps=3, **how | more)
 
 
+PIPED = "generator=pipeline,*=ddp"
 STAGES, DDP = "encoder=ddp,*=pipeline", "encoder=ddp,discriminator=ddp,*=pipeline"
 BY_TWO, OFTEN = f"{STAGES}+stages:2", "encoder=ddp,discriminator=zero3,*=pipeline+schedule:interleaved"
 FORTH_AND_BACK = "+stages:2+chunks:2+schedule:1f1b"
@@ -639,9 +635,9 @@ CENTRING = chained(between=lambda _, x: x - x.mean(0))  # looks at the batch in 
 
 # Skips over stages, codes that reach all of them, noise, spectral norms, a second call through the first.
 PIPELINES = {
-    "stages": staged(
-        (OFTEN,),
-        {
+    "stages": Scene(
+        Staged, often=(OFTEN,), checked=(STAGES, BY_TWO, f"{DDP}+stages:2+schedule:1f1b"), steps=3,
+        policies={
             STAGES: 2, f"{STAGES}+chunks:1": 2, f"{STAGES}+chunks:4": 2, f"{STAGES}+chunks:2+recompute": 2, OFTEN: 2,
             f"{DDP}+schedule:interleaved+stages:6+chunks:4": 2, f"{STAGES}+schedule:1f1b": 2, BY_TWO: 4,
             "encoder=zero2,discriminator=zero1,*=pipeline+stages:4": 4, f"{DDP}+schedule:interleaved+stages:4": 4,
@@ -651,10 +647,10 @@ PIPELINES = {
     ),
     "a half of each micro-batch": one(HalfInParts),
     "a buffer that is written from a step on": one(
-        Anneals, saved=("generator=pipeline,*=ddp",),
+        Anneals, saved=(PIPED,),
         refused=(
             Refused(
-                having(Anneals, counts=True), "generator=pipeline,*=ddp", "its forward writes the buffer '0.heat'",
+                having(Anneals, counts=True), PIPED, "its forward writes the buffer '0.heat'",
                 check=False,
             ),
         ),
@@ -663,12 +659,12 @@ PIPELINES = {
         Micro4, FORTH_AND_BACK, checked=False, four=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",)
     ),
     "hooks_after_gradients": Scene(
-        Masked, policies={**POLICIES, "dp": 2, "pipeline": 2, "generator=pipeline,*=ddp": 2},
+        Masked, policies={**POLICIES, "dp": 2, "pipeline": 2, PIPED: 2},
         often=("zero3",),
         refused=(
             Refused(Masked, f"pipeline{FORTH_AND_BACK}", "schedule:1f1b adds up later; leave +schedule:1f1b out"),
             Refused(
-                ClampsGradients, "generator=pipeline,*=ddp",
+                ClampsGradients, PIPED,
                 ("player 'generator': the gradients of", "belongs into on_before_optimizer_step"),
                 settings={"max_steps": 1},
             ),
@@ -679,13 +675,13 @@ PIPELINES = {
         often=(),
     ),
     "shared_and_read_between": Scene(
-        LooksBetween, policies={"zero3": 2, "generator=pipeline,*=ddp": 2}, often=("generator=pipeline,*=ddp",),
+        LooksBetween, policies={"zero3": 2, PIPED: 2}, often=(PIPED,),
     ),
     "heads_in_turn": Scene(
         HeadsInTurn, policies={**POLICIES, "pipeline": 2, f"generator=pipeline{FORTH_AND_BACK},*=ddp": 2},
         often=("pipeline",),
         refused=(
-            Refused(partial(HeadsInTurn, 1), "generator=pipeline,*=ddp", "learns in some calls only through"),
+            Refused(partial(HeadsInTurn, 1), PIPED, "learns in some calls only through"),
         ),
     ),
     "dtypes_in_stages": one(Sounding, checked=False),
@@ -696,18 +692,18 @@ PIPELINES = {
     "inputs_used_later": Scene(
         FadesIn, policies={**POLICIES, "pipeline": 2, "encoder=zero3,*=pipeline": 2, "encoder=zero2,*=pipeline": 2},
         often=("pipeline", "encoder=zero3,*=pipeline"),
-        refused=tuple(
-            Refused(partial(FadesIn, network), f"generator=pipeline{options},*=ddp", words)
-            for network, options, words in (
-                (Featured, "", "'first' returns a Features, which"),
-                (Skips, "+schedule:interleaved", "'second' changes in place what another stage uses after it"),
-                *(
-                    (partial(OverwritesInput, *layers), "", "changes in place what it gets")
-                    for layers in (
-                        (Overwrites(4, 8), nn.Linear(8, 6)), (nn.ReLU(inplace=True), nn.Linear(4, 8), nn.Linear(8, 6)),
-                    )
-                ),
-            )
+        refused=(
+            Refused(partial(FadesIn, Featured), PIPED, "'first' returns a Features, which"),
+            Refused(
+                partial(FadesIn, Skips), "generator=pipeline+schedule:interleaved,*=ddp",
+                "'second' changes in place what another stage uses after it",
+            ),
+            *(
+                Refused(partial(FadesIn, partial(OverwritesInput, *layers)), PIPED, "changes in place what it gets")
+                for layers in (
+                    (Overwrites(4, 8), nn.Linear(8, 6)), (nn.ReLU(inplace=True), nn.Linear(4, 8), nn.Linear(8, 6)),
+                )
+            ),
         ),
     ),
     "stages that are made later": one(made_of(Plain, generator=on_meta), checked=False),
@@ -723,10 +719,10 @@ PIPELINES = {
     "norms_in_checkpoints": Scene(
         RemadeNorms, policies=POLICIES, often=("ddp",),
         refused=(
-            Refused(RemadeNorms, "generator=pipeline,*=ddp", "backward writes buffer '0.1.running_mean'"),
+            Refused(RemadeNorms, PIPED, "backward writes buffer '0.1.running_mean'"),
             Refused(JUDGED_TWICE, "zero2", ("use_reentrant=False", "reversible blocks call the network once")),
             *(
-                Refused(game, "generator=pipeline,*=ddp", ("checkpoint around " + what, "generator=pipeline+recompute"))
+                Refused(game, PIPED, ("checkpoint around " + what, "generator=pipeline+recompute"))
                 for game, what in (
                     (having(Plain, fake=remade_fake), "its network"),
                     (remade(Plain, lambda layers: EachRemade(*layers)), "'0'"),
@@ -742,14 +738,14 @@ PIPELINES = {
     "a mean between stages": one(
         CENTRING, "+chunks:1", checked=False,
         refused=(
-            Refused(CENTRING, "generator=pipeline,*=ddp", "2 ranks would not train as one device does"),
+            Refused(CENTRING, PIPED, "2 ranks would not train as one device does"),
         ),
     ),
     "a collective past gan.ranks": Scene(
         partial(Painting, PastRanks), policies={}, often=(), mutants=(),
         refused=(
             Refused(
-                partial(Painting, PastRanks), "generator=pipeline,*=ddp",
+                partial(Painting, PastRanks), PIPED,
                 "network calls torch.distributed (between in pipelines.py:",
             ),
         ),
@@ -767,22 +763,19 @@ PIPELINES = {
     ),
     "a weight whose gradient is scaled": Scene(
         Scaled, policies={"zero3": 2}, often=(), mutants=(Mutant("without the hook", "zero3", game=Plain),),
-        refused=(Refused(Scaled, "generator=pipeline,*=ddp", "weight '0.weight' has a hook that changes"),),
+        refused=(Refused(Scaled, PIPED, "weight '0.weight' has a hook that changes"),),
     ),
     "features by hooks": Scene(
         Hooked, policies={"zero3": 2}, often=(), mutants=(Mutant("without features", "zero3", game=Plain),),
-        refused=tuple(
-            Refused(game, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses")
-            for game in (Hooked, WeighsBy)
+        refused=(
+            Refused(Hooked, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses"),
+            Refused(WeighsBy, "features=pipeline,*=ddp", "its loss has no value on this rank, because it uses"),
         ),
     ),
     "a scripted layer": Scene(
         Scripted, policies={"ddp": 2, "zero1": 2, "zero2": 2}, often=(),
         refused=(
-            *(
-                Refused(Scripted, policy, ("torch.jit.script", "type --strategy generator=zero2,*="))
-                for policy in ("zero3", "fsdp", "pipeline")
-            ),
+            Refused(Scripted, "zero3 fsdp pipeline", ("torch.jit.script", "type --strategy generator=zero2,*=")),
             Refused(Scripted, "generator=ddp+recompute,*=ddp", "recompute cannot run again what torch.jit.script"),
         ),
     ),
@@ -790,18 +783,18 @@ PIPELINES = {
         partial(Painting, Styled), policies={"zero3": 2}, often=(),
         refused=(
             Refused(
-                partial(Painting, Styled), "generator=pipeline,*=ddp",
+                partial(Painting, Styled), PIPED,
                 "'adaptive' has in its attribute 'scale' what a block of another stage has computed",
             ),
         ),
     ),
     "a layer of two parts": Scene(
         partial(Painting, Halves), policies={"zero3": 2}, often=(),
-        refused=(Refused(partial(Painting, Halves), "generator=pipeline,*=ddp", "is in 'one.shared' and in 'other."),),
+        refused=(Refused(partial(Painting, Halves), PIPED, "is in 'one.shared' and in 'other."),),
     ),
     "a layer of two networks": Scene(
         Endings, policies={"zero3": 2}, often=(),
-        refused=(Refused(Endings, "generator=pipeline,*=ddp", "shared' is called by itself, not by the forward"),),
+        refused=(Refused(Endings, PIPED, "shared' is called by itself, not by the forward"),),
     ),
     "a table for all samples": one(WithTable),
 }  # fmt: skip

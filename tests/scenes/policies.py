@@ -269,14 +269,9 @@ class Solver(Plain):
 # ---- the table ----
 
 
-def read_otherwise(game: Any) -> tuple[Refused, ...]:
+def read_otherwise(game: Any) -> Refused:
     said = "phase 'judge' read weights in another order on another rank"
-    return tuple(
-        Refused(
-            game, policy, (said, "+whole, which gathers a player once a phase"), check=False,
-        )
-        for policy in ("zero3", "fsdp")
-    )  # fmt: skip
+    return Refused(game, "zero3 fsdp", (said, "+whole, which gathers a player once a phase"), check=False)
 
 
 FEWER = having(Chosen, orders=((1, 2, 3), (1, 3)))
@@ -322,7 +317,7 @@ POLICY_GAMES = {
     # Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again.
     "in_buckets": Scene(
         Composite, policies=PIECES, four=tuple(PIECES), often=("zero2",), bucket=100,
-        refused=(*read_otherwise(Chosen), *read_otherwise(FEWER)),
+        refused=(read_otherwise(Chosen), read_otherwise(FEWER)),
     ),
     "blocks": Scene(
         Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=3,
@@ -337,7 +332,7 @@ POLICY_GAMES = {
     ),
     "a backward that needs all blocks at once, of second order": Scene(having(Solver, second_order=True), **FSDP),
     "a list of networks": Scene(
-        Listed, **FSDP,
+        Listed, policies={"fsdp": 2}, often=(),
         refused=(
             Refused(
                 made_of(Plain, generator=compiled), "fsdp",

@@ -345,19 +345,15 @@ EARLY = (
     "a checkpoint is saved while a step is played, or a step or epoch begins, and no training could go on from it; "
     "save in on_train_batch_end"
 )
+untried = partial(Refused, check=False)
 AS_PLAIN = {"mutants": (Mutant("it does nothing", game=Plain),)}
-
-
-def refused(game: Any, *policies: str, words: str) -> tuple[Refused, ...]:
-    """Without a trial."""
-    return tuple(Refused(game, policy, words, check=False) for policy in policies)
 
 
 def reads(more: Any, words: str, often: tuple[str, ...] = ()) -> Scene:
     game = having(Reads, more=more)
     return Scene(
         having(game, of_all=staticmethod(mean)), policies=ALL, often=often, checked=tuple(ALL), mutants=(),
-        refused=tuple(Refused(game, policy, (words, SAME)) for policy in ("zero3", "ddp", "zero1", "zero2", "fsdp")),
+        refused=(Refused(game, "zero3 ddp zero1 zero2 fsdp", (words, SAME)),),
     )  # fmt: skip
 
 
@@ -382,20 +378,20 @@ UPDATES = {
     "clips_after_backward": Scene(
         CLIPS, policies={"ddp": 2}, **AS_PLAIN,
         refused=(
-            *refused(CLIPS, "zero2", "zero3", "fsdp", words=NOT_WHOLE),
-            *refused(having(Micro2, on_after_backward=clips), "ddp", words=NOT_WHOLE),
+            untried(CLIPS, "zero2 zero3 fsdp", NOT_WHOLE),
+            untried(having(Micro2, on_after_backward=clips), "ddp", NOT_WHOLE),
         ),
     ),
     "moments_in_a_hook": Scene(
         Forgetting, policies={PIPED: 2}, often=(), **AS_PLAIN,
-        refused=refused(Forgetting, "zero1", "zero3", words="of which this rank's optimizer has a piece"),
+        refused=(untried(Forgetting, "zero1 zero3", "of which this rank's optimizer has a piece"),),
     ),
     "moments_between_steps": Scene(
         Restarts, policies={"zero1": 2, "zero3": 2, "fsdp": 2, "deepspeed2": 2},
         mutants=(Mutant("it goes on", game=Plain),),
         refused=(
-            *refused(Halves, "zero3", "zero1", words="of which this rank's optimizer has a piece"),
-            *refused(Saves, "zero3", words="update each dict of optimizer.state.values()"),
+            untried(Halves, "zero3 zero1", "of which this rank's optimizer has a piece"),
+            untried(Saves, "zero3", "update each dict of optimizer.state.values()"),
         ),
     ),
     "moments_of_another": Scene(
@@ -405,9 +401,9 @@ UPDATES = {
     "what runs again": Scene(  # to the last bit: test_recompute.py
         Tossing, policies={}, mutants=(),
         refused=(
-            *refused(
+            untried(
                 having(Tossing, block=Keeps), "single+recompute",
-                words="changes the attribute 'past' of a Keeps in forward, and recompute would change it again",
+                "changes the attribute 'past' of a Keeps in forward, and recompute would change it again",
             ),
             Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
@@ -419,8 +415,8 @@ UPDATES = {
         Augments, policies={"ddp": 2}, checked=("ddp",), **AS_PLAIN,
         refused=(
             Refused(Normalises, "ddp", "would not train as one device does"),
-            *refused(having(Plain, on_train_batch_start=changes), "ddp", words=BATCH),
-            *refused(having(Plain, on_train_batch_start=replaces), "ddp", words=BATCH),
+            untried(having(Plain, on_train_batch_start=changes), "ddp", BATCH),
+            untried(having(Plain, on_train_batch_start=replaces), "ddp", BATCH),
         ),
     ),
     "changing_draws_of_a_hook": Scene(
@@ -446,26 +442,26 @@ UPDATES = {
                 ),
             ),
             Refused(having(Unhooked, on_train_start=hook_late), "zero3", "do that in the function that makes it"),
-            *refused(
-                Regroups, "single", "zero3",
-                words="player 'discriminator': a hook has changed which weights are in optimizer.param_groups",
+            untried(
+                Regroups, "single zero3",
+                "player 'discriminator': a hook has changed which weights are in optimizer.param_groups",
             ),
         ),
     ),
     "optimizer_inside": resumed(
         Lookahead, mutants=(),
         refused=(
-            *refused(
+            untried(
                 having(Hooked, make=type("Apart", (Lookahead,), {"shared": False})), "single",
-                words=ALONE + "Apart keeps in 'optimizer', which has a state of its own",
+                ALONE + "Apart keeps in 'optimizer', which has a state of its own",
             ),
-            *refused(
+            untried(
                 having(Hooked, make=Unmade), "single",
-                words=ALONE + "Unmade keeps in the form of its own state_dict(). If it averages",
+                ALONE + "Unmade keeps in the form of its own state_dict(). If it averages",
             ),
-            *refused(
+            untried(
                 having(Hooked, make=Objects), "single",
-                words="could not have the state of Objects: 'projector' is a tests.scenes.updates.Tosses, which",
+                "could not have the state of Objects: 'projector' is a tests.scenes.updates.Tosses, which",
             ),
         ),
     ),
@@ -478,9 +474,8 @@ UPDATES = {
     "saves_in_a_step": Scene(
         Plain, policies={}, mutants=(),
         refused=tuple(
-            each
+            untried(having(Plain, **{f"on_{hook}": save}), "single", EARLY)
             for hook in ("before_zero_grad", "train_batch_start", "train_epoch_start")
-            for each in refused(having(Plain, **{f"on_{hook}": save}), "single", words=EARLY)
         ),
     ),
 }  # fmt: skip

@@ -574,9 +574,9 @@ WORDS = {
     ),
     "frozen_by_the_author": freezing(
         ByAuthor, "ddp",
-        refused=tuple(
-            Refused(game, policy, f"player 'judge': weight 'trunk.0.weight' requires a gradient at step {step}")
-            for game, policy, step in ((Thawing, "single", 2), (ThawingInTheLoss, "ddp", 0))
+        refused=(
+            Refused(Thawing, "single", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 2"),
+            Refused(ThawingInTheLoss, "ddp", "player 'judge': weight 'trunk.0.weight' requires a gradient at step 0"),
         ),
     ),
     "frozen in the loss": freezing(

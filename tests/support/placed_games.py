@@ -147,25 +147,3 @@ class AsAWhole(Distil):
 
     teacher_of = Plain
     by_parts = twice = False
-
-
-class Taught(GanModule):
-    """To be put before a game of generator and discriminator on vectors: a teacher from a file, seen in its losses."""
-
-    file = "teacher.safetensors"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teacher = mlp(6, 5)
-
-    @staticmethod
-    def write(folder: Path) -> None:
-        save_file(mlp(6, 5).double().state_dict(), folder / Taught.file)
-
-    def configure_players(self) -> Iterator[Player]:
-        yield from super().configure_players()
-        yield Player("teacher", self.teacher, weights=self.file)
-
-    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        distance = self.teacher(self.fake(batch["x"])) - self.teacher(batch["x"])
-        return {"fool": super().fool(batch), "distance": distance.square().mean()}

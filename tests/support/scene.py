@@ -56,7 +56,7 @@ class Refused:
     """What is refused, in which words, by all ranks."""
 
     game: Any
-    policy: str
+    policy: str  # or several, with spaces between them
     words: str | tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     unsaid: str = " nobody says this "
@@ -91,3 +91,7 @@ class Scene:
     settings: dict[str, Any] = field(default_factory=dict)  # of the Trainer
     callbacks: Callable[[], list[Any]] = list
     travels_often: bool = True  # `make test` asks the questions of checkpoints too
+
+    def refusals(self) -> list[Refused]:
+        """Each under one policy."""
+        return [replace(wrong, policy=policy) for wrong in self.refused for policy in wrong.policy.split()]

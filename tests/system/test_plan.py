@@ -186,7 +186,7 @@ def test_ranks_that_serve_a_player_have_a_plan_of_their_own(capsys):
         for at, part in plan["parts"].items()
     }
     assert held["0-1"].keys() == {"generator", "discriminator", "teacher"} and held["0-1"]["teacher"] == 0
-    weights = 4 * (6 * 8 + 8 + 8 * 5 + 5)
+    weights = 4 * (6 * 8 + 8 + 8 * 6 + 6)
     assert held["2-3"] == {"teacher": pytest.approx(weights / 2, abs=8)}
     assert main([*words, "--strategy", "generator=zero3@2-3,*=ddp@0-1"]) == 2
     assert "and only frozen players can be" in capsys.readouterr().err

@@ -140,12 +140,3 @@ def test_a_host_that_comes_later_takes_part(one_device, tmp_path):
     assert "12 steps, from runs/001-line/checkpoints/step-000004.ckpt" in out
     assert os.listdir(tmp_path / "runs") == ["001-line"]
     assert distance(made(tmp_path), one_device) <= EXACT
-
-
-@pytest.mark.slow
-def test_without_restarts_the_error_says_what_to_type(tmp_path):
-    code, _, err = train(tmp_path, "--dies", "5-1", "--restarts", "0")
-    assert code == 2
-    (error,) = re.findall(r"^error: .*", err, re.MULTILINE)
-    assert re.search(r"error: rank 1 \(process \d+ on .*\) was ended by signal 9 \(Killed\)", error)
-    assert err.rstrip().endswith("Go on from its last checkpoint with\n  python -m gan.fit --resume runs/001-line")

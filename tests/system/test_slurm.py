@@ -14,7 +14,6 @@ from gan import fit as fit
 from gan.app.run.folder import RunFolder
 from tests.support import forked, parity
 from tests.support.parity import BROKEN, EXACT
-from tests.support.placed_games import Taught
 from tests.support.saved import tensors
 from tests.support.slurm import cluster as started
 
@@ -196,36 +195,6 @@ def test_steps_of_one_job_train_runs_of_their_own_and_go_on_with_them(cluster, h
     assert max(distance(run, "alone/001-placed") for run in settings) < EXACT
 
 
-PROGRAM = """
-from lightning import Trainer, seed_everything
-from tests.support.placed_run import Placed
-from strategies import PhaseStrategy
-
-seed_everything(0)
-quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-trainer = Trainer(
-    strategy=PhaseStrategy("zero3"), accelerator="cpu", devices=2, max_steps=8, precision="64-true", **quiet
-)
-trainer.fit(Placed())
-trainer.save_checkpoint("end/checkpoints/step-000008.ckpt")
-"""
-
-
-@pytest.mark.slow
-def test_a_program_with_a_trainer_goes_on_from_the_checkpoint_that_lightning_finds(cluster, here):
-    Path("program.py").write_text(PROGRAM)
-    Path("end/checkpoints").mkdir(parents=True)
-    text = f"#!/bin/bash\nexport OMP_NUM_THREADS=1\nsrun {sys.executable} program.py\n"
-    job = submit(cluster, text, "--ntasks-per-node=2", "--output=said", "--open-mode=append", "--requeue")
-    told(cluster, job, 2, "USR1")
-    alone(here)
-    goes_on(cluster, job, "said")
-    assert [path.name for path in here.glob("hpc_ckpt*")] == ["hpc_ckpt_1.ckpt"]
-    assert place(1, 0)[-1] in (3, 4)
-    assert distance("end", "alone/001-placed") < EXACT
-    assert distance("end", "alone/002-placed", STEPS - 1) > BROKEN
-
-
 # ---- what is a rank, and what is a person at a terminal ----
 
 ASKS = f"""{sys.executable} -c 'import runpy; s = runpy.run_path("{ROOT}/strategies/processes/slurm.py")
@@ -250,19 +219,3 @@ def test_tasks_of_srun_are_ranks_and_shells_of_persons_are_not(cluster, here):
     assert cluster.call("srun", "-N2", "-n3", "bash", "./asks").split("\n") == ["rank 1"] * 3
     cluster.call("sbatch", "--wait", "-n2", "--output=said", "asks")
     assert Path("said").read_text() == "no rank None\n"
-
-
-@pytest.mark.slow
-def test_tasks_may_serve_a_frozen_player_to_the_others(cluster, here, capsys):
-    """Those of the second machine do. The signal reaches all tasks, and the job goes on by itself."""
-    Taught.write(here)
-    options = "--run", "tests.support.placed_run:taught"
-    job = submit(cluster, script(capsys, *options, "--strategy", "teacher=zero3@2-3,*=zero3@0-1"))
-    told(cluster, job, 2, "USR1")
-    alone(here, *options)
-    without_slurm(here, "untaught", "--strategy", "single")
-    goes_on(cluster, job, f"taught-{job}.log")
-    assert place(1, 1)[:3] == [1, 1, 2]  # of the ranks that train
-    assert not (here / "place-1-2").exists()
-    assert distance("runs/001-taught", "alone/001-taught") < EXACT
-    assert distance("runs/001-taught", "untaught/001-placed") > BROKEN
