@@ -624,7 +624,7 @@ LOSSES = {
         InParts, policies={}, mutants=(),
         refused=(Refused(InParts, "zero3 ddp zero2 fsdp", "its loss calls backward() itself"),),
     ),
-    "instance norms that keep statistics": Scene(
+    "instance_norms_that_keep_statistics": Scene(
         InstanceNorms,
         policies={**POLICIES, "zero3+recompute": 2, "generator=pipeline,*=ddp": 2, "ddp+compile": 2},
         often=("zero3+recompute",), checked=("zero3",),

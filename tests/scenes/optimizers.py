@@ -315,7 +315,7 @@ OPTIMIZERS = {
             Refused(Free, "fsdp", "type --strategy generator=zero1,*=fsdp"),
         ),
     ),
-    "two optimizers over one network": Scene(
+    "two_optimizers_over_one_network": Scene(
         Informed, InformedByHand().run, steps=6,
         policies={**POLICIES, **ENGINES, "dp": 2, PIPED: 2, "zero1+offload": 2, "zero3+offload": 2},
         often=("zero3",), four=("zero3",), checked=("zero1", "zero2"),

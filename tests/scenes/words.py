@@ -593,7 +593,7 @@ WORDS = {
         mutants=(Mutant("buffers are copied", game=Copied),),
         saved=("zero3",), arrives=(("ddp", 2), ("ddp", 4)),
     ),
-    "ema_per and schedule_per": Scene(
+    "ema_per_and_schedule_per": Scene(
         Counting, CountingByHand().run, policies=DUEL, often=("zero3",), bucket=SMALL, steps=6,
         settings=EPOCHS, **RESUMED,
         mutants=(

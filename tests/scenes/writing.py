@@ -503,10 +503,10 @@ WRITTEN = {
         Writing, policies={**OURS, **COPIES, **ENGINES}, often=("zero3",), promises=IN_FORWARD,
         refused=(Refused(WritingLate, "zero3 single ddp zero1 zero2 fsdp", "modified by an inplace operation"),),
     ),
-    "a forward writes by data=": Scene(
+    "a_forward_writes_by_data=": Scene(
         WritingOther, policies=OURS, often=("ddp",), promises=IN_FORWARD,
     ),
-    "a forward sets what does not learn": Scene(
+    "a_forward_sets_what_does_not_learn": Scene(
         Normed, bucket=100, policies={**OURS, "zero3+whole": 2, "deepspeed3": 2}, often=("zero3", "fsdp"),
         mutants=(Mutant("it is not set", game=having(Normed, layer=having(Spectral, sets=False))),),
         refused=(
@@ -520,7 +520,7 @@ WRITTEN = {
         Copies, bucket=100, policies={"zero1": 2, "zero3": 2, "fsdp": 2, "zero3+whole": 2}, often=("zero3",),
         mutants=(Mutant("a copy of the start", game=having(Copies, copied=staticmethod(cache(copy.deepcopy)))),),
     ),
-    "a loss reads a weight's memory": Scene(
+    "memory_read_by_a_loss": Scene(
         Views, policies={"ddp": 2}, often=(), mutants=(Mutant("it does not", game=Plain),),
         refused=(
             Refused(
@@ -528,7 +528,7 @@ WRITTEN = {
             ),
         ),
     ),
-    "a hook computes a weight": Scene(
+    "a_hook_computes_a_weight": Scene(
         Equalized, policies={"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "fsdp": 2, "pipeline": 2},
         often=("fsdp",), mutants=(Mutant("by another scale", game=having(Equalized, scale=1.0)),),
         refused=(Refused(having(Equalized, hooked=False), "zero1", "would keep the values of the start"),),
@@ -537,7 +537,7 @@ WRITTEN = {
         ReadsByNumpy, policies={"zero3": 2}, mutants=(Mutant("it does not", game=Plain),),
         refused=(Refused(ReadsByNumpy, "fsdp", "a loss reads a weight as a NumPy array, and FSDP2 cannot free"),),
     ),
-    "a loss keeps a weight's memory": Scene(
+    "memory_kept_by_a_loss": Scene(
         KEPT_IN_A_LOSS, policies={"zero2": 2}, often=(), mutants=(Mutant("it does not", game=Plain),),
         refused=(
             Refused(KEPT_IN_A_LOSS, "zero3 fsdp", FREED), Refused(viewing("on_train_start"), "zero3 fsdp", FREED),
