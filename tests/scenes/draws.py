@@ -348,7 +348,7 @@ DRAWS = {
         having(OF_TORCH, micro_batches=2), alone=OF_TORCH, policies={"single": 1, "ddp": 2}, often=(),
         checked=("single", "ddp"), steps=3,
     ),
-    "samples side by side": Scene(SideBySide, **BY_TRIAL),
+    "samples side by side": Scene(SideBySide, **BY_TRIAL, often=()),
     "side_by_side_in_fours": Scene(InFours, policies={"ddp": 2}, checked=("ddp",), steps=3),
     "side_by_side_in_one_phase": Scene(SideBySideInOne, policies={"ddp": 2}, checked=("ddp",), steps=3),
     "later_side_by_side": Scene(JoinsSideBySide, **BY_TRIAL),

@@ -679,7 +679,7 @@ LOSSES = {
     ),
     "layers of some samples below a batch norm": Scene(
         Experts, policies={"ddp": 2, "zero2": 2, "zero3+whole": 2, "fsdp+whole": 2},
-        often=("ddp", "fsdp+whole"), checked=("zero2", "zero3+whole", "fsdp+whole"), bucket=SMALL,
+        often=("ddp",), checked=("zero2", "zero3+whole", "fsdp+whole"), bucket=SMALL,
         refused=(Refused(Experts, "fsdp zero3", ("layers are chosen by sample, type ", "+whole")),),
     ),
     "batch norms of one's own": Scene(

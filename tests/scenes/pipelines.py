@@ -699,7 +699,7 @@ PIPELINES = {
             ),
         ),
     ),
-    "stages with a batch norm of one pixel": one(made_of(Plain, generator=one_pixel)),
+    "stages with a batch norm of one pixel": one(made_of(Plain, generator=one_pixel), often=()),
     "dice_between_stages": one(partial(Painting, Mixing), "+chunks:4"),
     "moves_between_stages": one(partial(Painting, Moves)),
     "groups_to_fill": one(Grouped, "+chunks:2"),
@@ -761,5 +761,5 @@ PIPELINES = {
         CallsLayers, policies={"zero3": 2}, often=(),
         refused=(Refused(CallsLayers, PIPED, "' is called by itself, not by the forward"),),
     ),
-    "a table for all samples": one(WithTable),
+    "a table for all samples": one(WithTable, often=()),
 }  # fmt: skip

@@ -275,7 +275,6 @@ def read_otherwise(game: Any) -> Refused:
 
 
 FEWER = having(Chosen, orders=((1, 2, 3), (1, 3)))
-FSDP = dict(policies={"fsdp": 2}, often=("fsdp",))
 BLOCKS = {"fsdp": 2, **dict.fromkeys(["fsdp+whole", "fsdp+offload", "fsdp+recompute"], 2), "fsdp+hybrid:2": 4}
 BLOCKS |= dict.fromkeys(["maker=fsdp,*=zero3", "judge=fsdp+whole,*=ddp"], 2)
 PIECES = dict.fromkeys(["zero1", "zero2", "zero3+whole", "critic=zero3+whole,*=zero3"], 2)
@@ -322,7 +321,7 @@ POLICY_GAMES = {
     "blocks": Scene(
         Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=3,
     ),
-    "blocks of a follower": Scene(Led, **FSDP),
+    "blocks of a follower": Scene(Led, policies={"fsdp": 2}, often=()),
     "a backward that needs all blocks at once": Scene(
         Solver, policies={"zero3": 2}, bucket=100,
         refused=tuple(
@@ -330,7 +329,9 @@ POLICY_GAMES = {
             for check in (True, False)
         ),
     ),
-    "a backward that needs all blocks at once, of second order": Scene(having(Solver, second_order=True), **FSDP),
+    "a backward that needs all blocks at once, of second order": Scene(
+        having(Solver, second_order=True), policies={"fsdp": 2}, often=()
+    ),
     "a list of networks": Scene(
         Listed, policies={"fsdp": 2}, often=(),
         refused=(
@@ -340,5 +341,5 @@ POLICY_GAMES = {
             ),
         ),
     ),
-    "blocks that overwrite their input": Scene(Overwriting, **FSDP),
+    "blocks that overwrite their input": Scene(Overwriting, policies={"fsdp": 2}, often=("fsdp",)),
 }  # fmt: skip

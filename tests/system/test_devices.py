@@ -83,3 +83,8 @@ def test_devices_that_are_not_there_are_refused(tmp_path):
 def test_a_device_by_the_name_of_googles_is_none_of_lightnings_class(tmp_path):
     words = ("--max-steps", 1, "--accelerator", "tpu", "--devices", 1)
     assert "r3gan-faces on 1 TPU process" in run(tmp_path, "gan.fit", *R3GAN, *words, REHEARSAL_NAME="tpu")
+
+
+@pytest.mark.slow
+def test_two_devices_train_in_mixed_precision(tmp_path):
+    run(tmp_path, "gan.fit", *R3GAN, "--strategy", "auto", "--precision", "bf16-mixed", "--max-steps", 2, ranks=2)
