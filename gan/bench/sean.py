@@ -6,7 +6,8 @@ for a turn that does not count and one that does. On a CPU all keep freed memory
   kept        what a forward pass keeps for the backward pass, without the weights
   difference  from the picture of the reference; with --whole between the generator's losses, as a share
 With --whole, a step is what a training waits for: the generator's turn and the discriminator's turn, forward,
-backward and update, without VGG. Ours trains by Lightning and PhaseStrategy, and the reference keeps no freed memory.
+backward and update, without VGG. Ours trains by Lightning and PhaseStrategy, and the reference keeps no freed memory;
+encoder and discriminator are the same in both.
   peak        the most memory that the process had, or that it had of the GPU
   of limit    the time that the step's multiplications take at the machine's own rate, as a share of the time that
               it took; the rate is that of a plain convolution, measured in the same process
@@ -35,7 +36,7 @@ from gan.files.errors import UserError
 from gan.games.sean import Sean
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
-from nets.published.sean import discriminator_file, generator_file
+from nets.published.sean import generator_file
 from nets.sean import SeanGenerator, StyleEncoder
 from nets.sean.generator import ACE
 from strategies import PhaseStrategy
@@ -208,17 +209,17 @@ def train_ours(cell: Way, sizes: Sizes) -> Figures:
 
 
 def train_published(cell: Way, sizes: Sizes) -> Figures:
-    """Train the published networks in a plain loop, a step that does not count and one that does."""
+    """Train with the published generator in a plain loop, a step that does not count and one that does."""
     device, plain = torch.device(best_device()), reference()
     game, batch = opened(cell, sizes)
     batch = {name: value.to(device) for name, value in batch.items()}
     mask = game.to(device).mask(batch["label"])
     game.mask = lambda label, edges=None: mask
-    state = generator_file(game.encoder, game.generator).content()
-    game.set_submodule("encoder", Plain(lambda *inputs, training: plain.encoder(*inputs), state))
-    game.set_submodule("generator", Plain(plain.generator, state))
-    game.set_submodule("discriminator", Plain(plain.discriminator, discriminator_file(game.discriminator).content()))
-    generating, judging = (list(net.parameters()) for net in (game.generator, game.discriminator))
+    game.set_submodule("generator", Plain(plain.generator, generator_file(game.encoder, game.generator).content()))
+    generating, judging = (
+        [weight for net in nets for weight in net.parameters()]
+        for nets in ((game.encoder, game.generator), (game.discriminator,))
+    )
     adams = [Adam(weights, lr, betas=(0.0, 0.9)) for weights, lr in ((generating, 1e-4), (judging, 4e-4))]
     seen: list[tuple[int, Tensor]] = []
     for _ in range(2):

@@ -184,7 +184,7 @@ def test_the_whole_step_is_measured_in_both_ways(capsys):
     for row in (reference, ours):
         seconds, generator, discriminator = map(float, row[3:6])
         assert seconds == pytest.approx(generator + discriminator, abs=0.011) and float(row[-1]) < 1e-5
-    assert float(reference[8]) == 1 and float(ours[8]) < 0.9  # what is kept
+    assert float(reference[8]) == 1 and float(ours[8]) < 0.95  # what is kept, by all networks
 
 
 @slow
