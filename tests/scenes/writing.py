@@ -575,9 +575,9 @@ WRITTEN = {
         "copy_", True, True, "zero3", **OURS, **ENGINES, **{"zero3+offload": 2}
     ),
     "a callback writes an optimizer's groups, ungathered": clipped("data=", False, True, **UNGATHERED),
-    "a parametrization is removed": Scene(
+    "a_parametrization_is_removed": Scene(
         Unnormed, policies={**OURS, "deepspeed2": 2, "discriminator=pipeline,*=ddp": 2},
-        often=("zero3",),
+        often=("zero3", "ddp"),
         mutants=(Mutant("it stays", game=having(Unnormed, on_train_batch_end=nothing)),),
     ),
     "averaged_and_gathered_in_each_other": Scene(
