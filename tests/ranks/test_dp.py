@@ -1,7 +1,6 @@
 """dp: ranks that one process starts itself, and what comes back to it."""
 
 import csv
-import gc
 import importlib
 import multiprocessing
 import os
@@ -10,6 +9,7 @@ import random
 import signal
 import threading
 import warnings
+from dataclasses import replace
 from functools import partial
 from inspect import getattr_static
 from multiprocessing import forkserver
@@ -22,12 +22,12 @@ import torch
 from lightning import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-from torch.optim import SGD
+from torch.optim import Adam
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from datasets import GlobalLoader
-from gan import Phase, Player, noise
+from gan import Phase, noise
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, private
 from strategies.batches import random_state
@@ -39,7 +39,7 @@ from strategies.processes.starting import Scripts
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BATCH, EXACT, Whole, distance, often, parts, snapshot, train, trainer, vectors
 from tests.support.saved import read_checkpoint
-from tests.support.worlds import context, free_port
+from tests.support.worlds import context
 
 SEED = {"PL_GLOBAL_SEED": "11"}
 SECOND_OF_TWO = {"LOCAL_RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "1"}
@@ -126,65 +126,88 @@ def taught(loader, policy, devices):
         return made_of(fit(Lambdas(), policy, devices, -1, LOADERS[loader](), **settings))
 
 
-class OfTwo(Plain):
-    """Two loaders that shuffle, one after the other, by one generator."""
-
-    def judge(self, batch):
-        few = self.discriminator(batch["few"]["x"]).square().mean()
-        return {**super().judge(batch["many"]), "few": few}
-
-    def fool(self, batch):
-        return super().fool(batch["few"])
-
-
-@pytest.mark.slow
-def test_several_loaders_give_the_batches_of_one_device():
-    found = []
-    for policy, devices in (("dp", 2), ("single", 1)):
-        torch.manual_seed(5)
-        data = {name: DataLoader(ROWS, size, shuffle=True) for name, size in (("many", 16), ("few", 8))}
-        found.append(made_of(fit(OfTwo(), policy, devices, 3, data, use_distributed_sampler=True)))
-    assert distance(*found) < EXACT
-
-
 # "by workers" shuffles too, and what a person reads, below, comes of a GlobalLoader.
 @pytest.mark.parametrize("loader", often(LOADERS, ["by workers", "a stream"]))
 def test_every_loader_gives_the_batches_of_one_device(loader):
     assert distance(taught(loader, "dp", 2), taught(loader, "single", 1)) < EXACT
 
 
-class Counted(Plain):
-    def validation_step(self, batch):
-        self.log("val/samples", float(len(batch["x"])), reduce_fx="sum", sync_dist=True)
-
-
-def test_held_out_samples_are_read_once():
-    for devices in (1, 2):
-        made = trainer(PhaseStrategy("dp"), devices, 1, use_distributed_sampler=True)
-        assert made.validate(Counted(), DataLoader(ROWS, 4), verbose=False) == [{"val/samples": len(ROWS)}]
-
-
-def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(UserError, match=r"^a batch of 16 does not divide among the 3 ranks of strategy dp; choose"):
-        fit(Plain(), devices=3)
-
-
 # ---- what comes back ----
 
 
+class Counts(Callback):
+    """It remembers how many steps there were."""
+
+    steps = 0
+
+    def on_train_batch_end(self, *_):
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+class Data(LightningDataModule):
+    steps = opened = 0
+
+    def setup(self, stage):
+        self.rate, self.opened = 0.1, self.opened + 1
+
+    def teardown(self, stage):
+        self.opened -= 1
+
+    def state_dict(self):
+        return {"steps": self.trainer.global_step}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+    def train_dataloader(self):
+        return GlobalLoader(ROWS, BATCH)
+
+    def val_dataloader(self):
+        return DataLoader(ROWS[:BATCH], BATCH // 4)
+
+    test_dataloader = val_dataloader
+
+
 class Remembers(Plain):
+    """Makes its networks late and a callback of its own, asks data and trainer, and logs more than a pipe holds."""
+
     def __init__(self):
         super().__init__()
-        self.count, self.seen = 0, []
+        self.late, self.count, self.seen = (self.generator, self.discriminator), 0, []
+        del self.generator, self.discriminator
+
+    def setup(self, stage):
+        self.generator = self.late[0]
+
+    def configure_model(self):
+        self.discriminator = self.late[1]
+
+    def configure_callbacks(self):
+        return [Counts()]
+
+    def configure_players(self):
+        rate = self.trainer.datamodule.rate / self.trainer.estimated_stepping_batches
+        generator, discriminator = super().configure_players()
+        yield replace(generator, optimizer=partial(Adam, lr=rate, betas=(0.5, 0.9)))
+        yield discriminator
 
     def judge(self, batch):
         self.count += 1
         self.seen.append(self.step)
         self.log("rows", float(len(batch["x"])))
+        if self.step == 3:  # the last one of the first fit
+            self.log_dict({f"number {number}": 1.0 for number in range(400)})
         return super().judge(batch)
 
     def validation_step(self, batch, index):
         self.log("val/real", self.discriminator(batch["x"]).mean(), sync_dist=True)
+        self.log("val/samples", float(len(batch["x"])), reduce_fx="sum", sync_dist=True)
 
     def test_step(self, batch, index):
         self.log("test/real", self.discriminator(batch["x"]).mean(), sync_dist=True)
@@ -192,8 +215,7 @@ class Remembers(Plain):
 
 def told(policy, devices, folder, start_method="popen"):
     """What a person may read after fit, validate, test, a checkpoint, and another fit."""
-    game, strategy = Remembers(), PhaseStrategy(policy, check=False, start_method=start_method)
-    data, held_out = (GlobalLoader(ROWS[:rows], BATCH) for rows in (2 * BATCH, BATCH))
+    game, data, strategy = Remembers(), Data(), PhaseStrategy(policy, check=False, start_method=start_method)
     quiet = dict(enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1)
     saving = ModelCheckpoint(monitor="val/real", save_top_k=2)
     made = Trainer(
@@ -211,24 +233,24 @@ def told(policy, devices, folder, start_method="popen"):
         found[what] |= {"step": made.global_step, "epoch": made.current_epoch}
         found[what] |= {"count": game.count, "seen": game.seen[-1]}
         found[what]["best"] = Path(saving.best_model_path).name
+        found[what]["its own callback"] = [each.steps for each in made.callbacks if isinstance(each, Counts)]
+        with open(Path(made.logger.log_dir) / "metrics.csv") as file:
+            found[what]["rows of its log"] = len(list(csv.DictReader(file)))
 
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        made.fit(game, data, held_out)
+        made.fit(game, datamodule=data)
         look("fit")
+        assert (data.steps, data.opened) == (4 * (devices > 1), 0)
         found["rates"] = [group["lr"] for optimizer in made.optimizers for group in optimizer.param_groups]
-        with open(Path(made.logger.log_dir) / "metrics.csv") as file:
-            found["rows"] = len(list(csv.DictReader(file)))
         made.logger.log_metrics({"mine": 1.0}, 99)
         made.logger.save()
         made.save_checkpoint(folder / "after.ckpt")
-        found["validate"] = made.validate(game, held_out, verbose=False)
-        found["test"] = made.test(game, held_out, verbose=False)
+        found["validate"] = made.validate(game, datamodule=data, verbose=False)
+        found["test"] = made.test(game, datamodule=data, verbose=False)
         made.fit_loop.max_epochs = 3
-        made.fit(game, data, held_out)
+        made.fit(game, datamodule=data)
         look("fit again")
-        with open(Path(made.logger.log_dir) / "metrics.csv") as file:
-            found["rows of all"] = len(list(csv.DictReader(file)))
-        found["best"] = made.validate(game, held_out, ckpt_path="best", verbose=False)
+        found["best"] = made.validate(game, datamodule=data, ckpt_path="best", verbose=False)
     return found
 
 
@@ -255,30 +277,16 @@ def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, on
     alone, folder = one_device
     several = told(policy, 2, tmp_path / policy, start_method)
     assert {key: (alone[key], several[key]) for key in alone if not close(alone[key], several[key])} == {}
+    assert len(alone["fit"]) > 400 and alone["fit"]["its own callback"] == [4]
+    assert alone["validate"][0]["val/samples"] == BATCH, "held-out samples are read once"
     found = []
     for devices, which, other in ((1, "single", tmp_path / policy), (2, policy, folder)):
         game, strategy = Remembers(), PhaseStrategy(which, check=False, start_method=start_method)
         made = trainer(strategy, devices, -1, max_epochs=4)
-        made.fit(game, GlobalLoader(ROWS, BATCH), ckpt_path=other / "after.ckpt")
+        made.fit(game, datamodule=Data(), ckpt_path=other / "after.ckpt")
         found.append(made_of(made))
         assert (made.global_step, made.current_epoch, game.count, len(game.seen)) == (8, 4, 8, 8)
     assert distance(*found) < EXACT
-
-
-@pytest.mark.slow
-def test_a_second_fit_begins_an_epoch_as_on_one_device():
-    """Though the first one has ended in the midst of an epoch, by max_steps."""
-
-    def twice(policy, devices, start_method="popen"):
-        data = GlobalLoader(ROWS, BATCH // 2)
-        made = fit(Remembers(), policy, devices, 3, data, start_method)
-        made.fit_loop.epoch_loop.max_steps = 8
-        with mock.patch.dict(os.environ, SEED):
-            made.fit(made.lightning_module, data)
-        return made_of(made)
-
-    alone = twice("single", 1)
-    assert max(distance(twice("dp", 2), alone), distance(twice("zero3", 2, "fork"), alone)) < EXACT
 
 
 def test_lightning_finds_the_place_of_a_loader_that_is_dealt_out():
@@ -289,92 +297,6 @@ def test_lightning_finds_the_place_of_a_loader_that_is_dealt_out():
 
     assert has_place(Whole(3))
     assert not has_place(LOADERS["shuffled"]())
-
-
-@pytest.mark.slow
-def test_it_leaves_nothing_open():
-    found = []
-    for _ in range(3):
-        fit(Plain())
-        gc.collect()
-        found.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
-    assert found[1] == found[2]
-
-
-class Counts(Callback):
-    """It remembers how many steps there were."""
-
-    steps = 0
-
-    def on_train_batch_end(self, *_):
-        self.steps += 1
-
-    def state_dict(self):
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state):
-        self.steps = state["steps"]
-
-
-class Told(Plain):
-    """Logs more than a pipe holds, makes its networks late and callbacks of its own, and asks data and trainer."""
-
-    def __init__(self):
-        super().__init__()
-        self.late = self.generator, self.discriminator
-        del self.generator, self.discriminator
-
-    def setup(self, stage):
-        self.generator = self.late[0]
-
-    def configure_model(self):
-        self.discriminator = self.late[1]
-
-    def configure_callbacks(self):
-        return [Counts(), ModelCheckpoint(save_top_k=0)]
-
-    def configure_players(self):
-        steps = self.trainer.estimated_stepping_batches
-        yield Player("generator", self.generator, partial(SGD, lr=self.trainer.datamodule.rate / steps), ema=0.5)
-        yield Player("discriminator", self.discriminator, partial(SGD, lr=0.1))
-
-    def judge(self, batch):
-        self.log_dict({f"number {number}": 1.0 for number in range(400)})
-        return super().judge(batch)
-
-
-class Data(LightningDataModule):
-    steps = opened = 0
-
-    def setup(self, stage):
-        self.rate, self.opened = 0.1, self.opened + 1
-
-    def teardown(self, stage):
-        self.opened -= 1
-
-    def state_dict(self):
-        return {"steps": self.trainer.global_step}
-
-    def load_state_dict(self, state):
-        self.steps = state["steps"]
-
-    def train_dataloader(self):
-        return GlobalLoader(ROWS, BATCH)
-
-
-@pytest.mark.parametrize(
-    ("policy", "start_method"), [("dp", "popen"), pytest.param("ddp", "fork", marks=pytest.mark.slow)]
-)
-def test_what_lightnings_hooks_make_is_there_and_much_may_be_logged(policy, start_method):
-    found = []
-    for which, devices in (("single", 1), (policy, 2)):
-        data = Data()
-        made = fit(Told(), which, devices, 2, data, start_method)
-        assert (data.steps, data.opened) == (2 * (devices > 1), 0)
-        found.append(made_of(made))
-        assert len([name for name in made.callback_metrics if name.startswith("number")]) == 400
-        assert [each.steps for each in made.callbacks if isinstance(each, Counts)] == [2]
-    assert distance(*found) < EXACT
 
 
 class Late(Plain):
@@ -490,29 +412,6 @@ def test_a_game_that_cannot_be_pickled_is_refused(monkeypatch):
         fit(Plain())
 
 
-class Pickled(Plain):
-    """Takes the seed along, which a server that is older does not have in its environment."""
-
-    def __setstate__(self, state):
-        os.environ["PL_GLOBAL_SEED"] = "11"
-        super().__setstate__(state)
-
-    def validation_step(self, batch, index):
-        self.log("val/weights", self.generator[0].weight.sum())
-
-
-@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_ranks_that_get_what_can_be_pickled_train_the_same(start_method, hard_alone):
-    """A spawned rank imports everything again. What a server forks gets the same pickles."""
-    game = Pickled()
-    made = fit(game, steps=10, start_method=start_method)
-    assert distance(made_of(made), hard_alone("Plain")) < EXACT
-    with game.averaged():
-        averaged = game.generator[0].weight.sum().item()
-    (shown,) = made.validate(game, parts(1), verbose=False)  # though this process has what it has trained
-    assert shown["val/weights"] == pytest.approx(averaged, abs=1e-6)
-
-
 class Banked(Plain):
     """Draws from Python, and writes into a tensor that is no buffer, through another name of its memory."""
 
@@ -554,20 +453,6 @@ def test_the_process_that_starts_them_is_a_world_of_its_own():
     made = trainer(PhaseStrategy("dp"), 4, 1)
     assert isinstance(made.strategy.launcher, OwnRanks) and made.strategy.launcher.is_interactive_compatible
     assert (made.world_size, made.global_rank, made.num_devices) == (1, 0, 4)
-
-
-@pytest.mark.slow
-def test_each_training_meets_at_a_free_port(monkeypatch):
-    """The port of the last one may be another program's by now. What a person has set stays."""
-    with mock.patch("lightning.fabric.plugins.environments.lightning.find_free_network_port", wraps=free_port) as asked:
-        made = fit(Plain())
-        made.fit(Plain(), parts(1))
-    assert (made.world_size, made.global_rank) == (1, 0)  # this process is a world of its own still
-    assert asked.call_count == 2 and "MASTER_PORT" not in os.environ
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    before = os.environ["MASTER_PORT"]
-    fit(Plain())
-    assert os.environ["MASTER_PORT"] == before
 
 
 # ---- errors ----
@@ -687,18 +572,12 @@ def test_after_an_error_it_can_be_tried_again():
     assert made.global_step == 1
 
 
-@pytest.mark.parametrize("policy", ["generator=dp,*=ddp", {"discriminator": "zero3", "*": "dp"}])
-def test_a_mix_with_others_is_refused(policy):
-    with pytest.raises(
-        UserError, match=r"dp is for all players together, and some have .*; type --strategy dp, or ddp"
-    ):
-        PhaseStrategy(policy)
-    assert PhaseStrategy({"generator": "dp", "*": "dp"}).is_dp
-
-
 def test_it_is_for_one_machine():
-    with pytest.raises(UserError, match="strategy dp trains on one machine, and there are 2; type --strategy ddp"):
+    with pytest.raises(UserError, match="dp trains on one machine, and there are 2"):
         trainer(PhaseStrategy("dp"), 2, 1, num_nodes=2)
     others = mock.patch.dict(os.environ, SECOND_OF_TWO, RANK="1", WORLD_SIZE="4")
-    with others, pytest.raises(UserError, match="strategy dp trains on one machine, and there are 2"):
+    with (
+        others,
+        pytest.raises(UserError, match="strategy dp trains on one machine, and there are 2; type --strategy ddp"),
+    ):
         trainer(PhaseStrategy("dp"), 2, 1)
