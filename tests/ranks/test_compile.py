@@ -23,7 +23,6 @@ from strategies.options.compile import Compiled
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, Penalised, Plain, TwoForwards, TwoHeads, mlp
 from tests.support.parity import EXACT, distance, equals, often, parts, refused, train, trainer, vectors
-from tests.support.watch import moved
 
 pytestmark = pytest.mark.skipif(compiled.FORGETFUL, reason="refused by name with this torch")
 
@@ -59,23 +58,6 @@ class Rich(TwoForwards):
         return loss * (1 + slope.norm().detach())
 
 
-class Warming(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return self.net(x) * (1 + 0.1 * self.calls)
-
-
-class Warm(Plain):
-    def __init__(self):
-        super().__init__()
-        self.generator = Warming(self.generator)
-
-
 class SharedPenalty(Penalised):
     """A score that was made in a phase of first order, differentiated twice in another."""
 
@@ -97,7 +79,7 @@ class SharedPenalty(Penalised):
         return {**self.judge(batch), "r1": slope.square().sum(1).mean()}
 
 
-GRAPHS = {game.__name__: (game, vectors, 4) for game in (Rich, Warm, SharedPenalty)}
+GRAPHS = {game.__name__: (game, vectors, 4) for game in (Rich, SharedPenalty)}
 GRAPHS |= {name: (HARD[name], vectors, 10) for name in ("BatchNorms", "SometimesReached", "TwoPhases", "Teacher")}
 # StyleGAN2 has penalties in two phases, SEAN functions of its own. Two steps: every phase is due in the first.
 GRAPHS |= {name: (GAMES[name], pictures, 2) for name in ("stylegan", "sean")}
@@ -113,12 +95,6 @@ def test_one_device_trains_the_same(name, backend):
     with mock.patch.object(compiled, "BACKEND", backend):
         found = train(game, batches, "single+compile", steps=steps)
     assert distance(found, train(game, batches, "single", steps=steps)) < EXACT
-
-
-@pytest.mark.slow
-def test_the_same_bytes_are_moved(ranks):
-    expected, found = (ranks(2).run(without_cpp, moved, Plain, each, 2, 2) for each in ("zero3", "zero3+compile"))
-    assert [each[-2:] for each in found] == [each[-2:] for each in expected]  # both phases of the second step
 
 
 # ---- what is compiled, and when ----

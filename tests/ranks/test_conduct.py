@@ -91,7 +91,7 @@ def test_it_validates_whole_averages_and_one_bad_rank_skips_one_update_of_its_pl
     assert distance(results[0][1], alone[1]) < EXACT
 
 
-@pytest.mark.parametrize("policy", POLICY)
+@pytest.mark.parametrize("policy", often(POLICY, DIFFERENT))
 def test_one_process_is_one_device(policy, alone):
     with mock.patch("strategies.sharding.deepspeed_engine.DTYPE", torch.float64):
         found = conducted(policy, 1)

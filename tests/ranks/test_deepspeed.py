@@ -4,15 +4,12 @@ import gc
 import json
 import warnings
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import Adam
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
@@ -21,8 +18,8 @@ from strategies.policies.choice import choices
 from strategies.policies.deepspeed import DeepSpeed2
 from strategies.sharding.deepspeed_engine import package
 from tests.support.doubled import doubled
-from tests.support.hard_games import HARD, Plain, Teacher
-from tests.support.parity import EXACT, distance, equals, often, parts, refused, single, train, trainer, weights
+from tests.support.hard_games import HARD, Plain
+from tests.support.parity import distance, equals, often, parts, refused, single, train, trainer, weights
 
 installed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install '.[deepspeed]'")
 STAGES = ["deepspeed1", "deepspeed2", "deepspeed3"]
@@ -76,42 +73,7 @@ def test_parity_in_single_precision(name, policy, ranks):
     assert distance(weights(results[1]), weights(results[0])) == 0
 
 
-# ---- shared graphs, and what is left behind ----
-
-
-class Convolved(Teacher):
-    """Networks whose weights autograd keeps as they are, in a graph that two phases share."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        conv = partial(nn.Conv1d, kernel_size=3, padding=1)
-        self.generator = nn.Sequential(
-            nn.Linear(4, 6), nn.Unflatten(1, (1, 6)), conv(1, 3), nn.Tanh(), conv(3, 1), nn.Flatten()
-        )
-        self.teacher = nn.Sequential(nn.Unflatten(1, (1, 6)), conv(1, 1), nn.Flatten())
-
-
-class ThreeMoments(Plain):
-    """An optimizer with state of more than two kinds."""
-
-    def configure_players(self):
-        for player in super().configure_players():
-            yield replace(player, optimizer=partial(Adam, lr=1e-2, amsgrad=True))
-
-
-@installed
-@pytest.mark.parametrize(
-    ("game", "policy"),
-    [
-        *((Convolved, policy) for policy in ("deepspeed3", "teacher=ddp,*=deepspeed3", "teacher=deepspeed3,*=ddp")),
-        (ThreeMoments, "deepspeed2"),
-    ],
-)
-@pytest.mark.slow
-def test_a_shared_graph_outlives_its_phase_and_state_may_have_many_kinds(game, policy, ranks):
-    results = ranks(2).run(train_doubled, game, policy, 2)
-    assert distance(results[0], train(game, policy="single")) < EXACT
+# ---- what is left behind ----
 
 
 def left_behind(policy):

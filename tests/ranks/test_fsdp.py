@@ -138,6 +138,3 @@ def test_a_block_that_is_computed_again_keeps_all_of_its_units(ranks):
     assert distance(ranks(2).run(recomputed)[0], alone) < 1e-2  # bfloat16 rounds
     for message in ranks(2).run(recomputed_without_care):
         assert "storage" in message
-
-
-# ---- the author's network ----

@@ -34,7 +34,7 @@ from strategies import PhaseStrategy
 from strategies.processes.same_on_ranks import SameOnRanks
 from tests.support import duel
 from tests.support.hard_games import Plain
-from tests.support.parity import BATCH, EXACT, distance, equals, snapshot, train, trainer, vectors, warned
+from tests.support.parity import BATCH, EXACT, distance, equals, snapshot, trainer, vectors, warned
 from tests.support.saved import Saves
 
 SAMPLES = 40
@@ -382,16 +382,6 @@ def test_of_an_order_without_an_end_ranks_take_as_many_as_its_length(ranks):
 # ---- ranks whose batches have different sizes are refused before an update is made from them ----
 
 
-def smaller_at_the_end(step):
-    """On all ranks together, as the last batch of an epoch is."""
-    return {"x": vectors(step)["x"][: BATCH if step % 3 < 2 else BATCH // 2]}
-
-
-def test_batches_that_change_on_all_ranks_together_are_exact(ranks):
-    expected = train(Plain, smaller_at_the_end, "single", steps=4)
-    equals(ranks(2).run(train, Plain, smaller_at_the_end, "zero3", 2, 4), expected)
-
-
 def unequal(policy, sizes, checked=True):
     """What a rank is told whose batches have these sizes, and its weights then."""
     game, said = Plain(), None
@@ -531,16 +521,13 @@ def crowds(alike, policy="single", ranks=1, micro=1, plain=False, told=False):
 
 ALIKE = {"later": {6: 3, 7: 3}, "always": dict.fromkeys(range(10), 3), "rank": {4: 3, 7: 4}}
 LISTS = [({}, "always"), ({"micro": 2}, "later"), ({"policy": "ddp", "ranks": 2}, "rank")]
+LISTS.append(({"policy": "dp", "ranks": 2, "plain": True}, "later"))  # which deals them out by their items
 
 
-@pytest.mark.parametrize(("how", "alike"), LISTS, ids=["alone", "micro", "ddp"])
+@pytest.mark.parametrize(("how", "alike"), LISTS, ids=["alone", "micro", "ddp", "dp"])
 def test_a_list_with_a_tensor_for_each_sample_may_have_them_of_one_length(how, alike, ranks):
     found = ranks(2).run(crowds, ALIKE[alike], **how) if "ranks" in how else [crowds(ALIKE[alike], **how)]
     equals(found, crowds(ALIKE[alike], told=True))
-
-
-def test_dp_deals_such_a_list_by_its_items(ranks):
-    equals(ranks(2).run(crowds, ALIKE["later"], "dp", 2, plain=True), crowds(ALIKE["later"], told=True))
 
 
 def test_lists_that_may_be_columns_are_refused_where_they_are_none_later(ranks):

@@ -17,7 +17,7 @@ from strategies import PhaseStrategy
 from tests.support.counted import Counted, forget, held
 from tests.support.duel import fit
 from tests.support.hard_games import Plain
-from tests.support.meta_games import OnMeta, Vectors, adam
+from tests.support.meta_games import OnMeta, Vectors
 from tests.support.parity import distance, in_buckets, often, on, parts, refused, trainer
 from tests.support.saved import tensors
 
@@ -69,10 +69,9 @@ def test_a_game_on_meta_is_loaded_from_a_checkpoint(tmp_path):
     path = str(tmp_path / "half.ckpt")
     fit(OnMeta, "single", 1, 2, path)
     game = OnMeta.load_from_checkpoint(path)
-    saved = tensors(path, ["state_dict"])
-    for name, value in game.state_dict().items():
-        if f"/state_dict/{name}" in saved:  # a weight with two names is saved under one
-            assert torch.equal(value, saved[f"/state_dict/{name}"].float() if value.dtype == torch.float32 else value)
+    loaded = game.state_dict()
+    for key, value in tensors(path, ["state_dict"]).items():  # a weight with two names is saved under one
+        assert torch.equal(loaded[key.removeprefix("/state_dict/")].float(), value.float())
     assert torch.equal(game.judge.shifted.scale, 1 + torch.arange(6.0) / 6)
 
 
@@ -95,23 +94,7 @@ class Deep(Vectors):
         yield Player("teacher", self.teacher, blocks=[str(number + 1) for number in range(LAYERS)], **self.of_teacher)
 
 
-class DeepLearner(Deep):
-    """The same network learns."""
-
-    def configure_players(self):
-        yield from (player for player in super().configure_players() if player.name != "teacher")
-        blocks = [str(number + 1) for number in range(LAYERS)]
-        yield Player("teacher", self.teacher, adam, ema=0.9, blocks=blocks)
-
-    def configure_phases(self):
-        yield from super().configure_phases()
-        yield from [phase.__class__("teach", self.teaching, "teacher") for phase in super().configure_phases()][:1]
-
-    def teaching(self, batch):
-        return self.teacher(batch["x"]).square().mean()
-
-
-def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
+def peak(policy: str, world: int) -> tuple[int, int]:
     """The most bytes of tensors while a game is made and set up, and those that training keeps between steps."""
     counted, strategy, kept = Counted(), PhaseStrategy(policy, check=False), []
     setup = strategy.setup
@@ -123,29 +106,18 @@ def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
     strategy.setup = set_up
     forget()
     with counted:
-        module = game()
+        module = Deep()
     between = LambdaCallback(on_train_batch_end=lambda *_: kept.append(held()))
     trainer(strategy, world, 2, callbacks=[between]).fit(module, parts(2, world))
     return counted.peak, kept[-1]
 
 
-def bound(game: Any, kept: int) -> float:
-    """A tenth above what training holds. Adam makes its state in the first step: half of what a learner has."""
-    return 1.1 * kept / (2 if game is DeepLearner else 1)
-
-
 @pytest.mark.parametrize("policy", often(["zero3", "fsdp", "pipeline"], ["zero3"]))
-@pytest.mark.parametrize("game", often([Deep, DeepLearner], [Deep]))
-def test_set_up_needs_no_more_than_a_tenth_above_what_training_holds(game, policy, ranks):
-    bytes_ = sum(weight.numel() * 8 for weight in game().parameters())
+def test_set_up_needs_no_more_than_a_tenth_above_what_training_holds(policy, ranks):
+    bytes_ = sum(weight.numel() * 8 for weight in Deep().parameters())
     world = 4 if policy == "pipeline" else 2
-    for most, kept in ranks(world).run(in_small_buckets, peak, game, policy, world):
-        assert kept > (4 if game is DeepLearner else 1) * bytes_ / world
-        assert most < bound(game, kept)
-
-
-def in_small_buckets(function: Any, *args: Any) -> Any:
-    return in_buckets(WIDTH * WIDTH * 8, function, *args)
+    for most, kept in ranks(world).run(in_buckets, WIDTH * WIDTH * 8, peak, policy, world):
+        assert bytes_ / world < kept and most < 1.1 * kept
 
 
 # ---- after a training that sharded what does not fit ----

@@ -20,7 +20,7 @@ from strategies.placing import server
 from strategies.placing.server import Answers, Server
 from strategies.processes import call_on_ranks
 from strategies.processes.stopping import Stopped
-from tests.support.parity import EXACT, Whole, equals, snapshot, trainer
+from tests.support.parity import EXACT, Whole, equals, often, snapshot, trainer
 from tests.support.placed_games import AsAWhole, Distil, Teacher, write
 from tests.support.worlds import apart
 
@@ -235,34 +235,27 @@ def refusal(typed: str, training: int, total: int, game: Callable[[], Any]) -> A
     return caught.value.failure
 
 
-RARELY = pytest.mark.slow
+CANNOT_BE_SERVED = {
+    "no file": "weights='eye.safetensors'",
+    "tied": "player 'judge' has some of its weights too",
+    "hook": "'blocks.0' has a forward hook, which would run there and not here",
+    "penalty": "a loss differentiates a gradient that goes through it",
+    "func": "torch.func and forward mode do not go through other ranks",
+    "sums": "uses gan.ranks",
+    "in place": "writes into a tensor that it is called with",
+    "list": "changes a list, dict or object that it is called with",
+    "set": "'strength' of its network was changed after the set-up, and ranks 1, which serve the player, have",
+    "keeps": "'keeping' of player 'teacher', which is on another rank, changes 'last' of its network; return it",
+}
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("no file", "weights='eye.safetensors'"),
-        pytest.param("tied", "player 'judge' has some of its weights too", marks=RARELY),
-        pytest.param("hook", "'blocks.0' has a forward hook, which would run there and not here", marks=RARELY),
-        ("penalty", "a loss differentiates a gradient that goes through it"),
-        pytest.param("func", "torch.func and forward mode do not go through other ranks", marks=RARELY),
-        pytest.param("sums", "uses gan.ranks", marks=RARELY),
-        pytest.param("in place", "writes into a tensor that it is called with", marks=RARELY),
-        ("list", "changes a list, dict or object that it is called with"),
-        ("set", "'strength' of its network was changed after the set-up, and ranks 1, which serve the player, have"),
-        pytest.param(
-            "keeps",
-            "'keeping' of player 'teacher', which is on another rank, changes 'last' of its network; return it",
-            marks=RARELY,
-        ),
-    ],
-)
-def test_what_cannot_be_served_is_refused(folder, what, words):
+@pytest.mark.parametrize("what", often(CANNOT_BE_SERVED, ["no file", "penalty", "list", "set"]))
+def test_what_cannot_be_served_is_refused(folder, what):
     """tests/unit/strategies/test_placing.py has all that can be changed; test_plan.py a player that learns."""
     training, total = (2, 3) if what == "sums" else (1, 2)
     typed = f"teacher=ddp@{total - 1},eye=ddp@{total - 1},*=ddp"
     said = refusal(typed, training, total, partial(Changed, folder, what))
-    assert said.whole and words in said.why, said
+    assert said.whole and CANNOT_BE_SERVED[what] in said.why, said
 
 
 @pytest.mark.slow

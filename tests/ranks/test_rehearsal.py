@@ -223,33 +223,40 @@ def test_what_nccl_refuses_is_refused(world):
         assert [words in said for said, (_, words) in zip(found, REFUSED, strict=True)] == [True] * len(REFUSED), found
 
 
+def receive_both(other: int, group: Any) -> None:
+    tensors = torch.ones(2, 1)
+    for work in (dist.irecv(tensors[0], other, group=group), dist.isend(tensors[1], other, group=group)):
+        work.wait()
+
+
+UNLIKE: dict[str, tuple[Callable[[int, Any], Any], str]] = {  # what each of two ranks does, and what both are told
+    "shapes": (
+        lambda rank, group: dist.all_reduce(torch.ones(2 + rank), group=group),
+        "rank 0: allreduce SUM of torch.float32 [2]; rank 1: allreduce SUM of torch.float32 [3]",
+    ),
+    "operations": (
+        lambda rank, group: (partial(dist.broadcast, src=0) if rank else dist.all_reduce)(torch.ones(2), group=group),
+        "rank 0: allreduce SUM of torch.float32 [2]; rank 1: broadcast of torch.float32 [2]",
+    ),
+    "receives": (
+        lambda rank, group: receive_both(1 - rank, group),
+        "rank 0: recv of torch.float32 [1]; rank 1: recv of torch.float32 [1]",
+    ),
+    "never": (
+        lambda rank, group: dist.barrier(group=group) if rank else dist.recv(torch.ones(1), 1, group=group),
+        "rank 0 waits in recv of torch.float32 [1] with rank 1; rank 1 waits in barrier of nothing",
+    ),
+}
+
+
 def unlike(kind: str) -> str:
-    """Two ranks that do different things, in a group that is then broken."""
-    group, first = dist.new_group(), dist.get_rank() == 0
-    other = 1 - dist.get_rank()
-    if kind == "shapes":
-        return says(lambda: dist.all_reduce(torch.ones(2 if first else 3), group=group))
-    if kind == "operations":
-        call = dist.all_reduce if first else partial(dist.broadcast, src=0)
-        return says(lambda: call(torch.ones(2), group=group))
-    if kind == "receives":
-        works = [dist.irecv(torch.ones(1), other, group=group), dist.isend(torch.ones(1), other, group=group)]
-        return says(lambda: [work.wait() for work in works])
+    """In a group that is broken then."""
     with mock.patch.object(ordered, "LIMIT", timedelta(seconds=1)):
         group = dist.new_group()
-    call = (lambda: dist.recv(torch.ones(1), 1, group=group)) if first else lambda: dist.barrier(group=group)
-    return says(call)
+    return says(partial(UNLIKE[kind][0], dist.get_rank(), group))
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("shapes", "rank 0: allreduce SUM of torch.float32 [2]; rank 1: allreduce SUM of torch.float32 [3]"),
-        ("operations", "rank 0: allreduce SUM of torch.float32 [2]; rank 1: broadcast of torch.float32 [2]"),
-        ("receives", "rank 0: recv of torch.float32 [1]; rank 1: recv of torch.float32 [1]"),
-        ("never", "rank 0 waits in recv of torch.float32 [1] with rank 1; rank 1 waits in barrier of nothing"),
-    ],
-)
-def test_ranks_that_would_wait_for_ever_are_named(kind, words, world):
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_ranks_that_would_wait_for_ever_are_named(kind, world):
     for said in world.run(unlike, kind):
-        assert words in said, said
+        assert UNLIKE[kind][1] in said, said

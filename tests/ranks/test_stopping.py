@@ -91,17 +91,11 @@ def test_ranks_ask_four_times_a_second_and_all_after_the_same_steps(pauses, stri
     assert strides(pauses) == [stride] * len(pauses)
 
 
-def test_one_process_ends_where_it_is_told():
-    one = Ending()
-    assert not one.look()
-    one.wish(signal.SIGTERM, None)
-    assert not one.look()  # before its first phase: there is nothing yet to save
-    one.played += 2
-    assert one.look()
-
-
 def test_what_is_seen_between_two_steps_does_not_change_before_the_next():
     """Who saves has asked: an end that is wished afterwards is one without a save."""
+    one = Ending()
+    one.wish(signal.SIGTERM, None)
+    assert not one.look(), "before its first phase there is nothing yet to save"
     one = Ending()
     one.played = 1
     assert not one.look()

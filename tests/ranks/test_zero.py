@@ -23,7 +23,7 @@ from strategies.sharding.unshard_on_read import KEPT
 from tests.ranks import test_contract as contract
 from tests.support.hard_games import Plain
 from tests.support.parity import EXACT, distance, often, parts, single, snapshot, trainer, vectors
-from tests.support.watch import WatchedStrategy, watched
+from tests.support.watch import WatchedStrategy
 
 ON_READ = "strategies.sharding.unshard_on_read"
 BUCKET = 8 * 64 * 64 + 8  # bytes: the weight of a layer is in it, and its bias fills it
@@ -137,16 +137,22 @@ class Wholes(Callback):
             yield
 
 
+ORDERED = {"c10d._allgather_base_.default": "gather", "aten.addmm.default": "layer"}
+
+
 def deep(policy, game, world, steps=3, size=BUCKET, batches=vectors, **settings):
-    """What was trained, how many buckets were whole at once in the last step, and the gathers of each phase."""
+    """What was trained, how many buckets were whole at once in the last step, and the gathers of each phase.
+
+    Also the order in which each phase gathers buckets and computes layers.
+    """
     module, strategy, wholes = game(), WatchedStrategy(policy, check=False), Wholes()
     seeded = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
     with mock.patch("strategies.sharding.bucket.SIZE", size), seeded, wholes.counting():
         trainer(strategy, world, steps, callbacks=[wholes], **settings).fit(module, parts(steps, world, batches))
-    gathers = [
-        [size for name, size in trace.collectives if name == "_allgather_base_"] for *_, trace in strategy.traces
-    ]
-    return snapshot(module, strategy), wholes.last, gathers
+    traces = [trace for *_, trace in strategy.traces]
+    gathers = [[size for name, size in trace.collectives if name == "_allgather_base_"] for trace in traces]
+    orders = [[ORDERED[name] for name, _ in trace.operations if name in ORDERED] for trace in traces]
+    return snapshot(module, strategy), wholes.last, gathers, orders
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +173,7 @@ def test_what_is_read_is_there_whoever_reads_it(policy, deep_on_two, deep_alone)
 
 def test_a_player_is_never_whole_while_a_phase_reads_it(deep_on_two):
     """Of 24 layers that learn and 6 of a teacher, each a bucket."""
-    lean, whole, zero2 = (max(peak for _, peak, _ in deep_on_two(p)) for p in ("zero3", "zero3+whole", "zero2"))
+    lean, whole, zero2 = (max(peak for _, peak, *_ in deep_on_two(p)) for p in ("zero3", "zero3+whole", "zero2"))
     assert whole >= 30
     assert lean <= 4 + 4 + 3  # of each player one that is read, the last two and the next; and gradients on their way
     # Gradients do not add up either, where weights are there all the time.
@@ -186,15 +192,8 @@ def test_gathers_are_those_of_the_schedule(ranks, deep_on_two):
     assert ranks(2).run(deep, "zero3", Penalised, 2)[0][2][-1] == whole
 
 
-def order_of_operations():
-    kept = {"c10d._allgather_base_.default": "gather", "aten.addmm.default": "layer"}
-    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
-        traces = watched(Deep, "zero3", 2, 2)
-    return [[kept[name] for name, _ in trace.operations if name in kept][:8] for *_, trace in traces]
-
-
-def test_the_next_bucket_is_on_its_way_while_one_is_used(ranks):
-    first, second = ranks(2).run(order_of_operations)[0]
+def test_the_next_bucket_is_on_its_way_while_one_is_used(deep_on_two):
+    first, second, _ = deep_on_two("zero3")[0][3]
     assert first[:6] == ["gather", "layer"] * 3
     assert second[:5] == ["gather", "gather", "layer", "gather", "layer"]
 
@@ -273,8 +272,8 @@ def test_after_a_failure_reading_waits_for_nobody(policy, ranks):
 @pytest.mark.parametrize("policy", ["zero2", "zero3", "zero3+whole", "fsdp", "fsdp+whole"])
 def test_bf16_moves_half_the_bytes_and_trains_as_autocast_does(policy, ranks):
     mixed = {"steps": 4, "batches": single, "precision": "bf16-mixed"}
-    full, _, (*_, sizes) = ranks(2).run(deep, policy, Deep, 2, **mixed)[0]
-    half, _, (*_, halves) = ranks(2).run(deep, f"{policy}+bf16", Deep, 2, **mixed)[0]
+    full, _, (*_, sizes), _ = ranks(2).run(deep, policy, Deep, 2, **mixed)[0]
+    half, _, (*_, halves), _ = ranks(2).run(deep, f"{policy}+bf16", Deep, 2, **mixed)[0]
     # Of each gather; piece by piece, only with bf16 backward has some.
     assert {2 * size for size in halves} == set(sizes) and halves
     assert {value.dtype for name, value in half.items() if name.endswith("exp_avg")} == {torch.float32}
