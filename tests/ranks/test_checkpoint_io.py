@@ -22,7 +22,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.scenes.optimizers import optimized
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, EXACT, Whole, distance, often, snapshot, trainer, vectors, weights
+from tests.support.parity import BROKEN, Whole, distance, equals, often, snapshot, trainer, vectors
 from tests.support.saved import names, read_checkpoint, write_checkpoint
 
 
@@ -127,39 +127,23 @@ def test_what_an_author_adds_travels_and_what_is_renamed_is_found(tmp_path):
 
 
 class Halves(Plain):
-    """Looks at saved weights, and goes on from half of one."""
+    """Looks at saved weights, and goes on from a part of one."""
 
-    def __init__(self, factor=0.5):
+    def __init__(self, factor):
         super().__init__()
         self.factor = factor
 
     def on_load_checkpoint(self, checkpoint):
         state = checkpoint["state_dict"]
-        self.norms = [float(each.norm()) for each in state.values()]
-        state["generator.0.weight"] = torch.mul(state["generator.0.weight"], self.factor)
+        size = float(state["generator.0.weight"].norm() / state["generator.2.weight"].norm())
+        state["generator.0.weight"] = torch.mul(state["generator.0.weight"], self.factor * size)
         state["generator.0.bias"] = state["generator.0.bias"].clone()
-
-
-def resumed(path, policy, world, factor=0.5):
-    made = fit(again := Halves(factor), 4, policy, world, resume=path)
-    return weights(snapshot(again, made.strategy)), again.norms
-
-
-@pytest.mark.parametrize("policy", often(["zero3", "fsdp"]))
-def test_a_saved_tensor_is_read_where_an_author_computes_with_it(policy, ranks, tmp_path):
-    path = str(tmp_path / "x.ckpt")
-    fit(Halves(), 2).save_checkpoint(path)
-    alone, norms = resumed(path, "single", 1)
-    assert sum(norms) > 1
-    for sharded, each in ranks(2).run(resumed, path, policy, 2):
-        assert distance(alone, sharded) < EXACT and each == norms
-    assert distance(alone, resumed(path, "single", 1, 1.0)[0]) > BROKEN
 
 
 class Rated(Plain):
     """Its generator learns by this rate, which falls after so many updates."""
 
-    def __init__(self, rate=1e-2, updates=2):
+    def __init__(self, rate, updates):
         super().__init__()
         self.rate, self.updates = rate, updates
 
@@ -169,18 +153,23 @@ class Rated(Plain):
         yield Player("discriminator", self.discriminator, partial(Adam, lr=self.rate))
 
 
-def with_another_rate(path, policy="zero3", world=2, rate=1e-4, updates=3):
-    game = Rated(rate, updates)
-    return snapshot(game, fit(game, 4, policy, world, path).strategy)
+def resumed(path, game, policy, world):
+    return snapshot(made := game(), fit(made, 4, policy, world, path).strategy)
 
 
-def test_another_learning_rate_counts_under_another_policy_too(ranks, tmp_path):
-    """How it counts: tests/unit/strategies/checkpoint/test_made.py."""
-    fit(Rated(), 2).save_checkpoint(tmp_path / "x.ckpt")
+@pytest.mark.parametrize("policy", often(["zero3", "fsdp"]))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(partial(Halves, 1.0), partial(Halves, 0.5)), (partial(Rated, 1e-2, 2), partial(Rated, 1e-4, 3))],
+    ids=["tensors", "rates"],
+)
+def test_what_an_author_changes_in_between_counts_under_another_policy_too(before, after, policy, ranks, tmp_path):
+    """How rates count: tests/unit/strategies/checkpoint/test_made.py."""
     path = str(tmp_path / "x.ckpt")
-    alone = with_another_rate(path, "single", 1)
-    assert distance(ranks(2).run(with_another_rate, path)[0], alone) < EXACT
-    assert distance(with_another_rate(path, "single", 1, 1e-2, 2), alone) > BROKEN
+    fit(before(), 2).save_checkpoint(path)
+    alone = resumed(path, after, "single", 1)
+    equals(ranks(2).run(resumed, path, after, policy, 2), alone)
+    assert distance(resumed(path, before, "single", 1), alone) > BROKEN
 
 
 class Checked(Plain):

@@ -12,13 +12,12 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
-from torch import nn
 from torch.distributed import device_mesh
-from torch.optim import SGD
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
@@ -26,14 +25,14 @@ from strategies.world import Groups
 from tests.ranks.test_check import Codebook
 from tests.scenes.writing import Writing, WritingAlone
 from tests.support.hard_games import BatchNorms, Every, Plain
-from tests.support.parity import distance, often, parts, snapshot, train, trainer, warned, words_of
+from tests.support.parity import distance, often, parts, single, snapshot, train, trainer, vectors, warned, words_of
 from tests.support.saved import read_checkpoint
 
 
-def fit(game, steps=4, strategy=None, **kwargs):
+def fit(game, steps=4, strategy=None, batches=vectors, **kwargs):
     strategy = strategy or PhaseStrategy("single")
     made = trainer(strategy, 1, steps, **kwargs)
-    made.fit(game, parts(steps))
+    made.fit(game, parts(steps, batches=batches))
     return made
 
 
@@ -100,14 +99,11 @@ def test_bf16_mixed_computes_losses_in_bf16_and_keeps_weights_in_float32():
 
     class Typed(Plain):
         def judge(self, batch):
-            kinds.append(self.discriminator(batch["x"].float()).dtype)
-            return super().judge({"x": batch["x"].float()})
-
-        def fool(self, batch):
-            return super().fool({"x": batch["x"].float()})
+            kinds.append(self.discriminator(batch["x"]).dtype)
+            return super().judge(batch)
 
     game = Typed()
-    fit(game, 2, precision="bf16-mixed")
+    fit(game, 2, batches=single, precision="bf16-mixed")
     assert set(kinds) == {torch.bfloat16}
     assert {p.dtype for p in game.parameters()} == {torch.float32}
 
@@ -115,19 +111,15 @@ def test_bf16_mixed_computes_losses_in_bf16_and_keeps_weights_in_float32():
 def test_16_mixed_keeps_a_loss_scale_per_player_and_saves_it(tmp_path):
     class Overflowing(Plain):
         def fool(self, batch):
-            loss = super().fool({"x": batch["x"].float()})
             # A gradient that float16 cannot hold until the scale has fallen to 2**13.
             scale = self.trainer.strategy.policies["generator"].loss_scale.scale
-            return loss * (float("inf") if scale > 2.0**13 else 1.0)
-
-        def judge(self, batch):
-            return super().judge({"x": batch["x"].float()})
+            return super().fool(batch) * (float("inf") if scale > 2.0**13 else 1.0)
 
     game, strategy = Overflowing(), PhaseStrategy("single")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15, growth_interval=200)
     plugin = MixedPrecision("16-mixed", device="cpu", scaler=scaler)
     with warnings.catch_warnings(record=True):
-        made = fit(game, 6, strategy, precision=None, plugins=[plugin])
+        made = fit(game, 6, strategy, single, precision=None, plugins=[plugin])
     scales = {name: policy.loss_scale.scale for name, policy in strategy.policies.items()}
     assert scales["generator"] == 2.0**13 < scales["discriminator"]
     assert strategy.policies["generator"].skipped == 2
@@ -176,14 +168,6 @@ def test_the_replica_check_names_what_ranks_wrote_differently(game, policy, what
 # ---- refusals ----
 
 
-class Frozen(LightningModule):
-    def training_step(self, batch):
-        return None
-
-    def configure_optimizers(self):
-        return SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-
-
 def test_a_gan_module_under_another_strategy_says_what_to_type():
     with pytest.raises(
         UserError, match=r"cannot train under SingleDeviceStrategy; type Trainer\(strategy=PhaseStrategy"
@@ -192,8 +176,8 @@ def test_a_gan_module_under_another_strategy_says_what_to_type():
 
 
 def test_another_module_under_our_strategy_is_refused():
-    with pytest.raises(UserError, match=r"trains a gan.GanModule, got Frozen"):
-        trainer(PhaseStrategy("single"), 1, 1).fit(Frozen(), parts(1))
+    with pytest.raises(UserError, match=r"trains a gan.GanModule, got BoringModel"):
+        trainer(PhaseStrategy("single"), 1, 1).fit(BoringModel(), parts(1))
 
 
 def test_a_strategy_that_does_not_fit_is_refused():
