@@ -3,14 +3,13 @@
 import copy
 import pickle
 import random
-import warnings
 from collections import Counter, OrderedDict, defaultdict
 from itertools import count
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning import Callback
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -96,36 +95,28 @@ class Remembering(Reaching):
         return super().play(batch) * (1 + 0.1 * factor) + out.mean() * self.late["steps"][1]
 
 
-class Turned(One):
-    """It freezes a layer, and puts a dropout into eval(), between steps."""
+class Multiplier(One):
+    """It freezes a layer and ends a dropout between steps, and trains by hand, with an optimizer and a schedule that no
+    player has. A player's optimizer, which it keeps too, checkpoints have as that."""
 
     def __init__(self):
         super().__init__()
         self.drop = nn.Dropout(0.5)
+        self.alpha = torch.ones((), dtype=torch.float64)
+        self.own = torch.optim.SGD([self.alpha], lr=0.3, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.own, 2, 0.5)
+
+    def on_train_start(self):
+        self.kept = self.trainer.optimizers[0]
+
+    def play(self, batch):
+        out = self.net(self.drop(batch["x"]))
+        return (out - 1).square().mean() + (self.net(batch["x"]) - self.alpha).square().mean()
 
     def on_train_batch_end(self, *_):
         if self.step == 2:
             self.net[0].requires_grad_(False)
             self.drop.eval()
-
-    def play(self, batch):
-        return (self.net(self.drop(batch["x"])) - 1).square().mean()
-
-
-class Multiplier(Turned):
-    """And what the author trains by hand, with an optimizer and a schedule that no player has."""
-
-    def __init__(self):
-        super().__init__()
-        self.alpha = torch.ones((), dtype=torch.float64)
-        self.own = torch.optim.SGD([self.alpha], lr=0.3, momentum=0.9)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.own, 2, 0.5)
-
-    def play(self, batch):
-        return super().play(batch) + (self.net(batch["x"]) - self.alpha).square().mean()
-
-    def on_train_batch_end(self, *_):
-        super().on_train_batch_end()
         self.alpha.grad = 0.1 * self.alpha
         self.own.step()
         self.schedule.step()
@@ -135,49 +126,32 @@ POLICIES = ["ddp", "zero3", "zero1", "fsdp"]
 RESUMED = {Remembering: "ddp", Multiplier: "zero3"}  # and the policy that `make test` plays
 
 
+@pytest.mark.filterwarnings("error:.*checkpoints cannot have that")
 @pytest.mark.parametrize(
     ("policy", "game"), [each for game, one in RESUMED.items() for each in often([(p, game) for p in POLICIES], [one])]
 )
 def test_a_resumed_run_is_one_that_never_stopped_also_at_another_number_of_ranks(policy, game, ranks, tmp_path):
-    straight, one, two = fit(game, "single", 1, 5), tmp_path / "one.ckpt", tmp_path / "two.ckpt"
-    fit(game, "single", 1, 3, one)
+    """Also where a callback saves, before the game's own hook of the step."""
+    one, two = tmp_path / "one.ckpt", tmp_path / "two.ckpt"
+    straight = fit(game, "single", 1, 5, one, at=3)
     assert distance(fit(game, "single", 1, 5, resume=one), straight) == 0
     equals(ranks(2).run(fit, game, policy, 2, 5, None, one), straight)
-    ranks(2).run(fit, game, policy, 2, 3, two)
+    equals(ranks(2).run(fit, game, policy, 2, 5, two, at=3), straight)
     assert len(load(two)["attributes"]) == 1  # the same on both
     assert distance(fit(game, "single", 1, 5, resume=two), straight) < EXACT
 
 
-class OwnAverage(One):
-    """An average of its own, in Lightning's last hook of a step."""
-
-    def __init__(self):
-        super().__init__()
-        self.slow = copy.deepcopy(self.net).requires_grad_(False)
-
+class Fails(Callback):
     def on_train_batch_end(self, *_):
-        for slow, weight in zip(self.slow.parameters(), self.net.parameters(), strict=True):
-            slow.lerp_(weight.detach(), 0.5)
-
-    def play(self, batch):
-        return (self.net(batch["x"]) - 2 * self.slow(batch["x"]) + 1).square().mean()
-
-
-def test_what_a_callback_saves_is_of_the_whole_step(tmp_path):
-    straight = OwnAverage()
-    trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves(tmp_path / "two.ckpt", 2)]).fit(straight, Whole(4))
-    resumed = OwnAverage()
-    made = trainer(PhaseStrategy("single"), 1, 4)
-    made.fit(resumed, Whole(4), ckpt_path=tmp_path / "two.ckpt")
-    assert all(map(torch.equal, straight.state_dict().values(), resumed.state_dict().values()))
-    pickle.dumps(made.callbacks)
+        raise ZeroDivisionError
 
 
 def test_a_callback_that_fails_leaves_the_games_own_hook_as_it_was():
-    game, fails = OwnAverage(), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0)
+    game, made = Multiplier(), trainer(PhaseStrategy("single"), 1, 1, callbacks=[Fails()])
     with pytest.raises(ZeroDivisionError):
-        trainer(PhaseStrategy("single"), 1, 1, callbacks=[fails]).fit(game, Whole(1))
+        made.fit(game, Whole(1))
     assert "on_train_batch_end" not in vars(game)
+    pickle.dumps(made.callbacks)
 
 
 def test_a_loader_without_a_position_is_named_where_an_epoch_is_resumed(tmp_path):
@@ -214,19 +188,6 @@ def test_what_each_rank_remembers_is_its_own(ranks, tmp_path):
     before = ranks(2).run(logged, tmp_path / "a.ckpt")
     after = ranks(2).run(logged, tmp_path / "b.ckpt", tmp_path / "a.ckpt")
     assert [each[:2] for each in after] == before and before[0] != before[1] and len(after[0]) == 4
-
-
-class KeepsAPlayers(Multiplier):
-    """The optimizer of a player, which checkpoints have as that."""
-
-    def on_train_start(self):
-        self.kept = self.trainer.optimizers[0]
-
-
-def test_a_players_optimizer_is_not_said_to_be_lost(tmp_path):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*checkpoints cannot have that")
-        fit(KeepsAPlayers, "single", 1, 2, tmp_path / "two.ckpt")
 
 
 class Grows(One):

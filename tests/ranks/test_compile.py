@@ -23,6 +23,7 @@ from strategies.options.compile import Compiled
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, Penalised, Plain, TwoForwards, TwoHeads, mlp
 from tests.support.parity import EXACT, distance, equals, often, parts, refused, train, trainer, vectors
+from tests.support.watch import moved
 
 pytestmark = pytest.mark.skipif(compiled.FORGETFUL, reason="refused by name with this torch")
 
@@ -95,6 +96,12 @@ def test_one_device_trains_the_same(name, backend):
     with mock.patch.object(compiled, "BACKEND", backend):
         found = train(game, batches, "single+compile", steps=steps)
     assert distance(found, train(game, batches, "single", steps=steps)) < EXACT
+
+
+@pytest.mark.slow
+def test_the_same_bytes_are_moved(ranks):
+    expected, found = (ranks(2).run(without_cpp, moved, Plain, each, 2, 2) for each in ("zero3", "zero3+compile"))
+    assert [each[-2:] for each in found] == [each[-2:] for each in expected]  # both phases of the second step
 
 
 # ---- what is compiled, and when ----

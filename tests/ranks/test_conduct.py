@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies import POLICIES
-from tests.ranks.test_contract import POLICY, WORLDS, Play
+from tests.ranks.test_contract import POLICY, WORLDS
 from tests.support.doubled import doubled
 from tests.support.duel import fit, loader
 from tests.support.hard_games import Outdated, Plain
 from tests.support.journey import Journey
-from tests.support.parity import BROKEN, EXACT, Whole, distance, often, single, snapshot, trainer, vectors, warned
+from tests.support.parity import BROKEN, EXACT, Whole, distance, often, on, single, snapshot, trainer, vectors, warned
 
 DIFFERENT = ("single", "ddp", "zero3", "fsdp", "pipeline")  # `make test` tries these, `make matrix` all
 EACH = often([each for each in WORLDS if each.values[1] != 4], DIFFERENT)
@@ -27,11 +27,6 @@ OFFLOADED = [
     for each in EACH
     if "offload" in POLICIES[each.values[0]].takes
 ]
-
-
-@pytest.fixture
-def play(ranks):
-    return Play(ranks)
 
 
 # ---- validation, and updates that cannot be made ----
@@ -80,9 +75,9 @@ def alone():
     "skipped on all ranks together; a loss that stays so ends the run with a message",
 )
 @pytest.mark.parametrize(("policy", "world"), [*EACH, *OFFLOADED])
-def test_it_validates_whole_averages_and_one_bad_rank_skips_one_update_of_its_player_on_all(policy, world, play, alone):
+def test_it_validates_averages_and_one_bad_rank_skips_one_update_of_its_player_on_all(policy, world, ranks, alone):
     """And neither disturbs the training."""
-    results = play(conducted, policy, world)
+    results = on(ranks, world)(conducted, policy, world)
     loss = "step 3, phase 'discriminator': loss 'real' is nan"
     words = [f"{loss}; skipped the update of 'discriminator' on all ranks (1 so far)"] * (policy != "dp")
     for rank, (seen, _, skipped, said) in enumerate(results):
@@ -108,8 +103,8 @@ RECOMPUTED = often([(f"{name}+recompute", 2) for name in ("ddp", "zero1", "zero3
 
 
 @pytest.mark.parametrize(("policy", "world"), [*CALLED_BY_METHODS, *RECOMPUTED])
-def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, play):
-    play(outdated, policy, world)
+def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, ranks):
+    on(ranks, world)(outdated, policy, world)
 
 
 # ---- the author's modules stay what they are ----
@@ -140,8 +135,8 @@ def marks(game):
 
 
 @pytest.mark.parametrize(("policy", "world"), [*CALLED_BY_METHODS, *RECOMPUTED])
-def test_modules_keys_and_flags_are_as_the_author_made_them(policy, world, play):
-    for found in play(left, policy, world):
+def test_modules_keys_and_flags_are_as_the_author_made_them(policy, world, ranks):
+    for found in on(ranks, world)(left, policy, world):
         assert found == {
             "the same modules": True,
             "frozen": ["generator.table"],

@@ -4,12 +4,15 @@ import gc
 import json
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import Adam
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
@@ -19,7 +22,7 @@ from strategies.policies.deepspeed import DeepSpeed2
 from strategies.sharding.deepspeed_engine import package
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD, Plain
-from tests.support.parity import distance, equals, often, parts, refused, single, train, trainer, weights
+from tests.support.parity import EXACT, distance, equals, often, parts, refused, single, train, trainer, weights
 
 installed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install '.[deepspeed]'")
 STAGES = ["deepspeed1", "deepspeed2", "deepspeed3"]
@@ -74,6 +77,21 @@ def test_parity_in_single_precision(name, policy, ranks):
 
 
 # ---- what is left behind ----
+
+
+class ThreeMoments(Plain):
+    """An optimizer with state of more than two kinds."""
+
+    def configure_players(self):
+        for player in super().configure_players():
+            yield replace(player, optimizer=partial(Adam, lr=1e-2, amsgrad=True))
+
+
+@installed
+@pytest.mark.slow
+def test_an_optimizer_may_have_state_of_more_than_two_kinds(ranks):
+    found = ranks(2).run(train_doubled, ThreeMoments, "deepspeed2", 2)
+    assert distance(found[0], train(ThreeMoments, policy="single")) < EXACT
 
 
 def left_behind(policy):

@@ -1,6 +1,7 @@
 """dp: ranks that one process starts itself, and what comes back to it."""
 
 import csv
+import gc
 import importlib
 import multiprocessing
 import os
@@ -39,7 +40,7 @@ from strategies.processes.starting import Scripts
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BATCH, EXACT, Whole, distance, often, parts, snapshot, train, trainer, vectors
 from tests.support.saved import read_checkpoint
-from tests.support.worlds import context
+from tests.support.worlds import context, free_port
 
 SEED = {"PL_GLOBAL_SEED": "11"}
 SECOND_OF_TWO = {"LOCAL_RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "1"}
@@ -60,10 +61,10 @@ def made_of(trained):
 # ---- sameness ----
 
 
-def test_on_one_device_it_is_that_device(hard_alone):
+def test_on_one_device_it_is_that_device():
     made = trainer(PhaseStrategy("dp"), 1, 1)
     assert isinstance(made.strategy.launcher, Scripts)
-    assert distance(train(Plain, policy="dp", devices=1), hard_alone("Plain")) == 0
+    assert distance(train(Plain, policy="dp", steps=2, devices=1), train(Plain, policy="single", steps=2)) == 0
 
 
 def test_the_generator_of_a_spawned_ranks_loader_is_in_its_pickle():
@@ -124,6 +125,27 @@ def taught(loader, policy, devices):
         warnings.filterwarnings("error", message="the first batch has")
         settings = dict(max_epochs=2, use_distributed_sampler=True)
         return made_of(fit(Lambdas(), policy, devices, -1, LOADERS[loader](), **settings))
+
+
+class OfTwo(Plain):
+    """Two loaders that shuffle, one after the other, by one generator."""
+
+    def judge(self, batch):
+        few = self.discriminator(batch["few"]["x"]).square().mean()
+        return {**super().judge(batch["many"]), "few": few}
+
+    def fool(self, batch):
+        return super().fool(batch["few"])
+
+
+@pytest.mark.slow
+def test_several_loaders_give_the_batches_of_one_device():
+    found = []
+    for policy, devices in (("dp", 2), ("single", 1)):
+        torch.manual_seed(5)
+        data = {name: DataLoader(ROWS, size, shuffle=True) for name, size in (("many", 16), ("few", 8))}
+        found.append(made_of(fit(OfTwo(), policy, devices, 3, data, use_distributed_sampler=True)))
+    assert distance(*found) < EXACT
 
 
 # "by workers" shuffles too, and what a person reads, below, comes of a GlobalLoader.
@@ -287,6 +309,32 @@ def test_a_person_reads_after_it_what_one_device_leaves(policy, start_method, on
         found.append(made_of(made))
         assert (made.global_step, made.current_epoch, game.count, len(game.seen)) == (8, 4, 8, 8)
     assert distance(*found) < EXACT
+
+
+@pytest.mark.slow
+def test_a_second_fit_begins_an_epoch_as_on_one_device():
+    """Though the first one has ended in the midst of an epoch, by max_steps."""
+
+    def twice(policy, devices, start_method="popen"):
+        data = GlobalLoader(ROWS, BATCH // 2)
+        made = fit(Plain(), policy, devices, 3, data, start_method)
+        made.fit_loop.epoch_loop.max_steps = 8
+        with mock.patch.dict(os.environ, SEED):
+            made.fit(made.lightning_module, data)
+        return made_of(made)
+
+    alone = twice("single", 1)
+    assert max(distance(twice("dp", 2), alone), distance(twice("zero3", 2, "fork"), alone)) < EXACT
+
+
+@pytest.mark.slow
+def test_it_leaves_nothing_open():
+    found = []
+    for _ in range(3):
+        fit(Plain())
+        gc.collect()
+        found.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+    assert found[1] == found[2]
 
 
 def test_lightning_finds_the_place_of_a_loader_that_is_dealt_out():
@@ -453,6 +501,20 @@ def test_the_process_that_starts_them_is_a_world_of_its_own():
     made = trainer(PhaseStrategy("dp"), 4, 1)
     assert isinstance(made.strategy.launcher, OwnRanks) and made.strategy.launcher.is_interactive_compatible
     assert (made.world_size, made.global_rank, made.num_devices) == (1, 0, 4)
+
+
+@pytest.mark.slow
+def test_each_training_meets_at_a_free_port(monkeypatch):
+    """The port of the last one may be another program's by now. What a person has set stays."""
+    with mock.patch("lightning.fabric.plugins.environments.lightning.find_free_network_port", wraps=free_port) as asked:
+        made = fit(Plain())
+        made.fit(Plain(), parts(1))
+    assert (made.world_size, made.global_rank) == (1, 0)  # this process is a world of its own still
+    assert asked.call_count == 2 and "MASTER_PORT" not in os.environ
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    before = os.environ["MASTER_PORT"]
+    fit(Plain())
+    assert os.environ["MASTER_PORT"] == before
 
 
 # ---- errors ----

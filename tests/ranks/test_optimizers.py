@@ -15,7 +15,7 @@ from tests.support.parity import BROKEN, EXACT, distance, often, on, parts, trai
 from tests.support.saved import read_checkpoint
 from tests.support.watch import looked, moved
 
-STEPS = 8
+STEPS = 4
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from torch import nn
 from strategies.policies.belongings import belongings_of
 from strategies.policies.ddp import Ddp
 from strategies.world import World
+from tests.ranks.test_compile import without_cpp
 from tests.support.duel import fit
 from tests.support.parity import EXACT, distance, in_buckets, often, vectors
 from tests.support.scene import SMALL
@@ -31,6 +32,13 @@ def test_between_phases_base_and_adapters_are_whole_or_averaged(game, ranks):
         found = ranks(2).run(in_buckets, SMALL, looked, made_between, game, policy, 2, 2)[0]
         assert distance(found, expected) < EXACT
     assert len({value.sum().item() for value in expected.values()}) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["zero3+compile", "fake=ddp+compile,*=zero3"])
+def test_a_compiled_network_finds_the_weights_that_others_store(policy, ranks):
+    found = ranks(2).run(without_cpp, fit, SharedBase, policy, 2, 4)[0]
+    assert distance(found, fit(SharedBase, "single", 1, 4)) < EXACT
 
 
 def test_auto_counts_the_base_once():

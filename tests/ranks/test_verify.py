@@ -17,9 +17,8 @@ from gan import verify as verify
 from gan.app.verifying.records import LIMITS, Tolerance
 from gan.app.verifying.verification import OneDevice, Row, judged, train
 from gan.runs import Run
-from strategies.policies import POLICIES
 from tests.support.hard_games import mlp
-from tests.support.parity import Deaf, often
+from tests.support.parity import often
 
 
 class Duel(GanModule):
@@ -78,10 +77,9 @@ def typed(law, *more):
     return verify.parse(["--run", f"{__file__}:duel", "--law", law, "--steps", "3", *more])
 
 
-def trained(*request, control=None, **more):
+def trained(*request, **more):
     """One training, after which the process is as before."""
-    more_policies = {} if control is None else {control.name: control}
-    with mock.patch.dict(os.environ), mock.patch.dict(POLICIES, more_policies):
+    with mock.patch.dict(os.environ):
         return train(*request, **more)
 
 
@@ -89,10 +87,10 @@ def trained(*request, control=None, **more):
 def found(ranks, tmp_path):
     """The row for a game under a strategy on two ranks, without the check."""
 
-    def row(law: str, strategy: str, control=None) -> Row:
+    def row(law: str, strategy: str) -> Row:
         settings, last = typed(law, "--check", "false"), tmp_path / "last.pt"
         made = trained(settings, "single", 1, precision="64", saved=last)
-        work = partial(trained, settings, strategy, 2, precision="64", one=last, control=control)
+        work = partial(trained, settings, strategy, 2, precision="64", one=last)
         return judged(OneDevice(made, last, Tolerance(*LIMITS["64"])), ranks(2).run(work))
 
     return row
@@ -103,12 +101,6 @@ def test_a_game_that_keeps_the_law_is_exact(strategy, found):
     row = found("kept", strategy)
     assert row == Row("exact", row.distance, exact=True)
     assert row.distance < 1e-14
-
-
-def test_the_control_without_synchronisation_differs_first_in_its_gradients(found):
-    row = found("kept", "deaf", Deaf)
-    assert row.words.startswith("differs: step 0, phase 'judge': the gradient of 'discriminator.")
-    assert row.distance > 1e-3 and not row.exact
 
 
 def test_a_cast_to_float32_by_hand_is_seen():

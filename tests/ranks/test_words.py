@@ -17,6 +17,8 @@ from tests.support.duel import Duel, fit, of
 from tests.support.parity import EXACT, distance, often, on
 from tests.support.watch import looked
 
+STEPS = 4
+
 # ---- freeze ----
 
 
@@ -55,7 +57,7 @@ def test_it_runs_without_gradients_once_an_update_and_not_after_a_skipped_one():
 
 @pytest.fixture(scope="module")
 def by_hand() -> dict[str, Any]:
-    return NormedByHand().run()
+    return NormedByHand().run(STEPS)
 
 
 class Sees(Callback):
@@ -70,7 +72,7 @@ class Sees(Callback):
 
 def seen(policy, world):
     sees = Sees()
-    fit(Normed, policy, world, callbacks=[sees], sync_batchnorm=True)
+    fit(Normed, policy, world, STEPS, callbacks=[sees], sync_batchnorm=True)
     return sees.found
 
 
@@ -82,7 +84,7 @@ def test_they_are_used_with_averaged_weights(policy, world, ranks, by_hand):
 
 def test_averaged_buffers_are_opened_and_exported_and_a_checkpoint_without_them_is_refused(by_hand, tmp_path):
     end, copied = tmp_path / "end.ckpt", tmp_path / "copied.ckpt"
-    fit(Normed, "single", 1, save=str(end))
+    fit(Normed, "single", 1, STEPS, str(end))
     game, saved = Normed().double(), load(Path(end))
     _load(Run(game, None, 1), saved, end)
     opened = {f"ema generator.{key}": value for key, value in game.generator.state_dict().items()}
