@@ -651,11 +651,12 @@ class OwnGroup(Codebook):
 
 
 class OwnGroupsMean(OwnGroup):
+    """The number of ranks is asked in three ways, each of which counts: a trial forgives a loss that fails."""
+
     def sum_of(self, out):
         dist.monitored_barrier()
-        size = self.ranks.size()
-        assert dist.get_world_size(self.ranks) == size == int(os.environ.get("WORLD_SIZE", size))
-        return super().sum_of(out) / size
+        mean = super().sum_of(out) / self.ranks.size()
+        return mean * dist.get_world_size(self.ranks) / int(os.environ["WORLD_SIZE"])
 
 
 class ByTrainer(One):
@@ -690,9 +691,15 @@ class ByNumber(One):
 PAST_RANKS = [ByLightning, ByNumber, OwnGroupsMean]
 
 
+def refused_as_launched(game):
+    """With a variable of launchers, which OwnGroupsMean reads."""
+    with mock.patch.dict(os.environ, WORLD_SIZE="2"):
+        return refused(game, world=2, steps=1, check=True)
+
+
 @pytest.mark.parametrize("game", [*PAST_RANKS, OwnGroup, ByTrainer])
 def test_one_device_finds_no_other_rank_past_gan_ranks_either(game, ranks):
-    for found in ranks(2).run(refused, game, world=2, steps=1, check=True):
+    for found in ranks(2).run(refused_as_launched, game):
         if game in PAST_RANKS:
             assert found is None
         else:
