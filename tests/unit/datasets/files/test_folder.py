@@ -1,5 +1,7 @@
 """Folders of the user's own: what is paired, and what is wrong with a folder."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from datasets.files.cache import cache_folder
 from gan.files.errors import UserError
 from tests.support.layouts import labels, put
 from tests.support.layouts import pairs as good_pairs
+from tests.support.posix import where_case_counts
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def test_the_last_by_name_are_held_out(tmp_path):
     train, val = (FolderPairs(tmp_path, 4, 8, split=split, held_out=2) for split in ("train", "val"))
     assert names(train) == ["labels/0", "labels/1", "labels/2"] and names(val) == ["labels/3", "labels/4"]
     assert len(list(cache_folder(tmp_path).glob("checked-*.jsonl"))) == 1, "one index for both"
-    for few in (5, 16, 0, -1):
+    for few in (5, 16, 0, -1, 0.0):
         with pytest.raises(UserError, match=f"5 pictures in .*, {few} to hold out; type a --held-out of 1 to 4"):
             FolderPairs(tmp_path, 4, 8, split="train", held_out=few)
 
@@ -45,39 +48,75 @@ def test_a_share_is_held_out_by_names_and_stays_when_pictures_are_added(tmp_path
     good_pairs(tmp_path, *range(100, 120))
     more_train, more_val = split()
     assert train < more_train and not more_val & train  # a set of 40 may hold out a few more than its share
-    with pytest.raises(UserError, match=r"60 pictures in .*, 0.0 to hold out; type a --held-out of 1 to 59"):
-        FolderPairs(tmp_path, 4, 8, split="val", held_out=0.0)
 
 
-def test_a_missing_folder(root, tmp_path):
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere; give the folder"):
-        FolderPairs(tmp_path / "nowhere", 4, 8)
-    for name in "ab":
-        (root / "labels" / f"{name}.png").rename(root / "labels" / f"{name}.jpg")
-    with pytest.raises(UserError, match=r"there are no label maps \(\*\.png\) in .*labels, but there is [ab]\.jpg"):
-        FolderPairs(root, 4, 8)
+def opened(root, count=4, **options):
+    return FolderPairs(root, count, 8, **options)
 
 
-def test_an_empty_folder(tmp_path):
-    (tmp_path / "images").mkdir()
-    pictures = r"there are no pictures \(\*.jpg, \*.jpeg, \*.png, \*.webp, \*.bmp, \*.tif, \*.tiff\) in "
-    with pytest.raises(UserError, match=rf"{pictures}{tmp_path}(?s:.*)no folder {tmp_path}/labels; put the label maps"):
-        FolderPairs(tmp_path, 4, 8)
+def put_in(place, values, **how):
+    return lambda root: put(root / place, values, **how) and opened(root)
 
 
-def test_numbers_of_labels_that_no_map_can_hold(root):
-    for number in (0, -1, 65537):
-        with pytest.raises(UserError, match=f"{number} labels do not fit into a label map; try 1 to 65536"):
-            FolderPairs(root, number, 8)
+def texts(text, *of_pairs, **options):
+    """A labels.txt."""
+    return lambda root: (root / "labels.txt").write_bytes(text.encode("latin1")) and opened(root, *of_pairs, **options)
 
 
-def test_a_label_map_of_colours(root):
-    for mode in ("RGB", "RGBA", "LA"):
-        put(root / "labels" / "b.png", labels(), mode=mode)
-        with pytest.raises(
-            UserError, match=r"b\.png has the colour #000000, of no label; leave --labels out for advice"
-        ):
-            FolderPairs(root, 4, 8)
+def without_labels(root):
+    for path in (root / "labels").iterdir():
+        path.rename(path.with_suffix(".jpg"))
+    opened(root)
+
+
+def empty(root):
+    (root / "empty" / "images").mkdir(parents=True)
+    opened(root / "empty")
+
+
+ANY = r"\*.jpg, \*.jpeg, \*.png, \*.webp, \*.bmp, \*.tif, \*.tiff"
+VOID, CALLED = dict(void={255: 3}), ".* is called {0} already; take the line of {0} out"
+WRONG = {
+    r"there is no folder .*nowhere; give the folder": lambda root: opened(root / "nowhere"),
+    r"there are no label maps \(\*\.png\) in .*labels, but there is [ab]\.jpg": without_labels,
+    rf"there are no pictures \({ANY}\) in .*(?s:.*)no folder .*/labels; put the label maps": empty,
+    "0 labels do not fit into a label map; try 1 to 65536": partial(opened, count=0),
+    "65537 labels do not fit into a label map": partial(opened, count=65537),
+    r"b\.png has the colour #000000, of no label; leave --labels out for advice": put_in(
+        "labels/b.png", labels(), mode="RGB"
+    ),
+    r"b\.png has more than 8 bits a channel \(mode I;16\); save it with 8": put_in(
+        "images/b.png", Image.fromarray(np.full((8, 8), 40000, np.uint16))
+    ),
+    "there is no colour 'snow white'": partial(opened, fit="pad", background="snow white"),
+    # labels.txt
+    "line 3: label 1 is in line 2 already; write each label once": texts("\n1 hat\n1 hair"),
+    "line 3: name hat is in line 1 already": texts("1 hat\n\n2 hat"),
+    "line 2: name hat is in line 1 already": texts("hat\nhat"),
+    "line 2: 'x 1' is no number and a name; write it such as 3 hair": texts("0 sky\nx 1"),
+    "line 1: 'x 1' is no number and a name": texts("x 1\n-1 foo"),
+    "line 2: '1' is no number and a name": texts("0 sky\n1"),
+    "line 3: label 0 is in line 2 already": texts("# mine\n0 sky\n0 hat"),
+    "line 2: 'sky, ball, floor' may be a list; write each label on a line": texts("# mine\nsky, ball, floor\n\n"),
+    "line 2: colour #000000 is in line 1 already": texts("#000000 none\n#000000 black"),
+    "a name for label 6, .* are 0 to 4; type --labels 7": texts("6 hat\n", 5, void={255: 4}),
+    f"255 in a map{CALLED.format('void')}": texts("2 void", **VOID),
+    f"what --fit pad{CALLED.format('padding')}": texts("2 padding", fit="pad"),
+    "cannot read .*labels.txt .*; write a label on each line, such as 3 hair": texts("\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_wrong_with_a_folder_is_said(words, root):
+    with pytest.raises(UserError, match=words):
+        WRONG[words](root)
+
+
+@pytest.mark.promise("links that loop, names that differ in case, pictures that are none")
+@where_case_counts
+def test_capital_letters_in_names_count(root):
+    with pytest.raises(UserError, match=r"no label map of the same name: .*/A.png; capital letters count too; add"):
+        (root / "images" / "a.png").rename(root / "images" / "A.png") and opened(root)
 
 
 @pytest.mark.parametrize(
@@ -91,18 +130,22 @@ def test_a_255_that_is_far_from_the_other_values_is_void(more, count, void, tmp_
     values[0, : len(more)] = more
     put(tmp_path / "labels" / "19.png", values)
     assert FolderPairs.find_labels(tmp_path) == (count, void)
-    pairs = FolderPairs(tmp_path, count, 8, void=void)
-    assert pairs[19]["label"].max() == count - 1
+    assert opened(tmp_path, count, void=void)[19]["label"].max() == count - 1
+
+
+def test_more_labels_than_a_byte_holds(root):
+    values = labels(top=1000)
+    put(root / "labels" / "b.png", Image.fromarray(values.astype(np.uint16)))
+    label = opened(root, 1000)[1]["label"]
+    assert label.dtype == torch.int32 and (label.numpy() == values).all()
 
 
 def coordinates(root, shape, times=1):
     """A picture whose red is the column and whose green the row, and a map whose labels are the eighth of the row."""
     rows, columns = np.indices(shape)
     pixels = np.stack([columns, rows, 0 * rows], 2).astype(np.uint8).repeat(times, 0).repeat(times, 1)
-    for folder in ("images", "labels"):
-        (root / folder).mkdir(exist_ok=True)
-    Image.fromarray(pixels).save(root / "images" / "a.png")
-    Image.fromarray((rows * 8 // shape[0]).astype(np.uint8)).save(root / "labels" / "a.png")
+    put(root / "images" / "a.png", pixels)
+    put(root / "labels" / "a.png", rows * 8 // shape[0])
 
 
 @pytest.mark.parametrize("times", [1, 4])
@@ -133,11 +176,9 @@ def test_padding_has_a_colour_and_the_label_of_void_or_one_more(tmp_path):
     assert item["image"][1, 10:30].unique().tolist() == [*range(20)]
     void = FolderPairs(tmp_path, 8, 40, fit="pad", void={255: 7})
     assert void.num_labels == 8 and (void[0]["label"][:10] == 7).all()
-    Image.fromarray(np.full((20, 40), 8, np.uint8)).save(tmp_path / "labels" / "a.png")
+    put(tmp_path / "labels" / "a.png", np.full((20, 40), 8))
     with pytest.raises(UserError, match=r"a.png has the label 8; with 8 labels the allowed range is 0..7"):
         FolderPairs(tmp_path, 8, 40, fit="pad")
-    with pytest.raises(UserError, match="there is no colour 'snow white'"):
-        FolderPairs(tmp_path, 8, 40, fit="pad", background="snow white")
 
 
 @pytest.mark.parametrize(
@@ -154,70 +195,38 @@ def test_padding_has_a_colour_and_the_label_of_void_or_one_more(tmp_path):
 )
 def test_labels_have_names_in_labels_txt(root, text, names):
     (root / "labels.txt").write_bytes(text.encode())
-    assert FolderPairs(root, 4, 8).label_names == names
-    assert FolderPairs(root, 4, 8, fit="pad").label_names == (*names, "padding")
-    void = FolderPairs(root, 5, 8, fit="pad", void={255: 4})
-    assert void.label_names == (*names, "void")
+    assert opened(root).label_names == names
+    assert opened(root, fit="pad").label_names == (*names, "padding")
+    assert opened(root, 5, fit="pad", void={255: 4}).label_names == (*names, "void")
     assert FolderPairs.find_labels(root) == (4, {})
 
 
 def test_colours_of_label_maps_become_labels_by_labels_txt(root):
     colours = np.array([[0, 0, 0], [128, 64, 128], [244, 35, 232], [1, 2, 3]], np.uint8)
-    wanted = [item["label"] for item in FolderPairs(root, 4, 8)]
+    wanted = [item["label"] for item in opened(root)]
     for path in (root / "labels").iterdir():
         Image.fromarray(colours[np.array(Image.open(path))]).convert("RGBA").save(path)
     listed = r"4 colours of no label; write .*labels.txt, .* such as #804080 road:\n#000000\n#010203\n#804080\n#f423e8$"
     with pytest.raises(UserError, match=listed):
         FolderPairs.find_labels(root)
-    with pytest.raises(UserError, match=r"a.png has the colour #000000, of no label\n.*b.png"):
-        FolderPairs(root, 4, 8)
     for text in (
         "# of mine\n#000000\n#804080 road  # wide\n#F423E8 side walk\n#010203 sky\n",
         "3 #010203 sky\n1 #804080 road\n2 #f423e8 side walk\n0 #000000",
     ):
         (root / "labels.txt").write_text(text)
         assert FolderPairs.find_labels(root) == (4, {})
-        found = FolderPairs(root, 4, 8)
+        found = opened(root)
         assert found.label_names == ("0", "road", "side walk", "sky")
         assert all(torch.equal(item["label"], label) for item, label in zip(found, wanted, strict=True))
-    (root / "labels.txt").write_text("#000000 none\n#000000 black")
-    with pytest.raises(UserError, match="line 2: colour #000000 is in line 1 already"):
-        FolderPairs.find_labels(root)
 
 
-def test_names_say_how_many_labels_there_are_and_what_is_wrong_with_them_is_said(root):
+def test_names_say_how_many_labels_there_are_and_which_is_void(root):
     values = labels()
     values[0, 0] = 255
     put(root / "labels" / "a.png", values)
     (root / "labels.txt").write_text("255 nobody knows\n6 hat\n0 sky\n")
     count, void = FolderPairs.find_labels(root)
     assert (count, void) == (8, {255: 7})
-    assert FolderPairs(root, count, 8, void=void).label_names == ("sky", *"12345", "hat", "nobody knows")
-    (root / "labels.txt").write_text("6 hat\n")
-    with pytest.raises(UserError, match=r"labels.txt has a name for label 6, .* are 0 to 4; type --labels 7"):
-        FolderPairs(root, 5, 8, void={255: 4})
-    for wrong, said in (
-        ("\n1 hat\n1 hair", "line 3: label 1 is in line 2 already; write each label once"),
-        ("1 hat\n\n2 hat", "line 3: name hat is in line 1 already"),
-        ("hat\nhat", "line 2: name hat is in line 1 already"),
-        ("0 sky\nx 1", "line 2: 'x 1' is no number and a name; write it such as 3 hair"),
-        ("x 1\n-1 foo", "line 1: 'x 1' is no number and a name"),
-        ("0 sky\n1", "line 2: '1' is no number and a name"),
-        ("# mine\n0 sky\n0 hat", "line 3: label 0 is in line 2 already"),
-        ("# mine\nsky, ball, floor\n\n", "line 2: 'sky, ball, floor' may be a list; write each label on a line"),
-    ):
-        (root / "labels.txt").write_text(wrong)
-        with pytest.raises(UserError, match=rf"labels.txt, {said}"):
-            FolderPairs(root, 4, 8)
-    for name, how, what in (
-        ("void", {"void": {255: 3}}, "255 in a map"),
-        ("padding", {"fit": "pad"}, "what --fit pad"),
-    ):
-        (root / "labels.txt").write_text(f"2 {name}")
-        with pytest.raises(UserError, match=rf"txt: {what}.* is called {name} already; take the line of {name} out"):
-            FolderPairs(root, 4, 8, **how)
+    assert opened(root, count, void=void).label_names == ("sky", *"12345", "hat", "nobody knows")
     (root / "labels.txt").write_text("2 void\n255 unknown")
-    assert FolderPairs(root, 4, 8, void={255: 3}).label_names == ("0", "1", "void", "unknown")
-    (root / "labels.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"cannot read .*labels.txt .*; write a label on each line, such as 3 hair"):
-        FolderPairs(root, 4, 8)
+    assert opened(root, **VOID).label_names == ("0", "1", "void", "unknown")

@@ -67,7 +67,8 @@ def test_splits_share_nothing_and_are_of_one_kind(written):
         written.open(split="tests")
 
 
-def test_size_is_height_and_width(written):
+def test_size_is_height_and_width(tmp_path):
+    written = layouts.folder(tmp_path)
     item = written.open(size=(6, 10))[0]
     assert item["image"].shape == (3, 6, 10) and item["label"].shape == (6, 10)
     with pytest.raises(UserError, match="size 0x10 has no pixels"):
@@ -85,14 +86,13 @@ def test_the_cache_has_the_name_that_older_versions_gave_it(layout, name, tmp_pa
     assert [path.name for path in tmp_path.rglob("checked-*.jsonl")] == [f"checked-{name}.jsonl"]
 
 
-def test_worker_processes_share_one_array(written):
-    data = written.open()
+def test_worker_processes_share_one_array(tmp_path):
+    data = layouts.folder(tmp_path).open()
     assert not [name for name, value in vars(data).items() if isinstance(value, list | dict)]
     assert data._files.dtype.kind == "S"
     assert torch.equal(pickle.loads(pickle.dumps(data))[0]["image"], data[0]["image"])
-    alone = [item["image"] for item in data]
     helped = DataLoader(data, batch_size=None, num_workers=1)
-    assert all(torch.equal(item["image"], image) for item, image in zip(helped, alone, strict=True))
+    assert all(torch.equal(ours["image"], theirs["image"]) for ours, theirs in zip(data, helped, strict=True))
 
 
 def test_sub_folders(stored):
@@ -142,7 +142,8 @@ def test_a_label_of_255(stored):
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("P", np.uint8), ("I;16", np.uint16)])
-def test_label_maps_of_a_palette_or_of_sixteen_bits_are_read_by_number(mode, kind, stored):
+def test_label_maps_of_a_palette_or_of_sixteen_bits_are_read_by_number(mode, kind, tmp_path):
+    stored = layouts.folder(tmp_path)
     expected = stored.open()[1]["label"]
     picture = Image.fromarray(read_map(stored.labels[1]).astype(kind))
     if mode == "P":

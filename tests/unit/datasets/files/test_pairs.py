@@ -12,14 +12,8 @@ from datasets import FolderPairs, GlobalLoader
 from datasets.files.pairs import Column, Pairs, read_picture
 from gan.files.errors import UserError, refuse
 from nets.blocks import edges_of
-from tests.support.layouts import colours, folder, hollow_png, labels, put
-from tests.support.posix import not_on_windows, where_case_counts
-
-
-def one_pair(root, picture, label=None, **options):
-    put(root / "images" / "a.png", picture, **options)
-    put(root / "labels" / "a.png", labels() if label is None else label)
-    return root
+from tests.support.layouts import colours, folder, hollow_png, labels, pairs, put
+from tests.support.posix import not_on_windows
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "CMYK", "P", "LA", "1"])
@@ -46,27 +40,11 @@ def test_a_picture_is_known_by_its_bytes_and_its_orientation_is_ignored_as_label
         assert read_picture(path).shape == (3, 8, 12)
 
 
-def test_a_picture_of_sixteen_bits_is_refused(tmp_path):
-    one_pair(tmp_path, Image.fromarray(np.full((8, 8), 40000, np.uint16)))
-    with pytest.raises(UserError, match=r"a\.png has more than 8 bits a channel \(mode I;16\); save it with 8"):
-        FolderPairs(tmp_path, 4, 8)
-
-
-def test_more_labels_than_a_byte_holds(tmp_path):
-    values = labels(top=1000)
-    one_pair(tmp_path, colours(), Image.fromarray(values.astype(np.uint16)))
-    label = FolderPairs(tmp_path, 1000, 8)[0]["label"]
-    assert label.dtype == torch.int32 and (label.numpy() == values).all()
-    with pytest.raises(UserError, match=r"the label \d\d\d; with 256 labels"):
-        FolderPairs(tmp_path, 256, 8)
-
-
 @pytest.fixture
 def open_set(tmp_path):
-    """A data set of three kinds of files, split, and the files of its first sample."""
-    for name in ("a", "b"):
-        for folder_name, values in (("images", colours()), ("labels", labels()), ("ids", labels())):
-            put(tmp_path / folder_name / f"{name}.png", values)
+    """A data set, split, and the files of its first sample."""
+    for name in "ab":
+        put(pairs(tmp_path, name) / "ids" / f"{name}.png", labels())
     data = Instances(tmp_path, 8)
     data.keep_only(slice(1, None))
     return data, data.paths(0)
@@ -77,43 +55,29 @@ def open_set(tmp_path):
     "the run ends with its name and what has changed, also from a loader's worker",
 )
 @pytest.mark.parametrize("which", range(3))
-def test_a_file_that_changes_while_its_set_is_open_is_named(which, open_set):
+def test_a_file_that_changes_is_damaged_or_gone_while_its_set_is_open_is_named(which, open_set):
     data, paths = open_set
-    whole, time = paths[which].read_bytes(), paths[which].stat().st_mtime_ns
-    put(paths[which], colours(seed=7) if which == 0 else labels(seed=7))
-    os.utime(paths[which], ns=(time, time + 1))
-    with pytest.raises(UserError, match=rf"^{paths[which]} has changed since the data set was opened: it ") as error:
+    path = paths[which]
+    whole, time = path.read_bytes(), path.stat().st_mtime_ns
+    later = (
+        r"it was written again at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; put the old one back, or type --resume auto to go on"
+    )
+
+    def found(words, content=whole, at=time):
+        path.write_bytes(content)
+        os.utime(path, ns=(time, at))
+        with pytest.raises(UserError, match=f"^{path} {words}"):
+            data[0]
+
+    found(f"has changed since the data set was opened: {later} with what it is now$", at=time + 1)
+    found(f"has .*: it had {len(whole):,} bytes, and has {len(whole) + 1:,}", content=whole + b" ")
+    found(r"cannot be read as a picture \(.*\); replace or remove it$", content=whole[:50] + bytes(10) + whole[60:])
+    path.unlink()
+    with pytest.raises(UserError, match=rf"^there is no {path} any more; put it back$"):
         data[0]
-    assert "put the old one back, or type --resume auto to go on with what it is now" in str(error.value)
-    paths[which].write_bytes(whole + b" ")
-    size = len(whole)
-    with pytest.raises(UserError, match=rf"it had {size:,} bytes, and has {size + 1:,}"):
-        data[0]
-    paths[which].write_bytes(whole)
-    with pytest.raises(UserError, match=r"it was written again at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"):
-        data[0]
-    os.utime(paths[which], ns=(time, time))
+    path.write_bytes(whole)
+    os.utime(path, ns=(time, time))
     assert data[0].keys() == {"image", "label", "edges"}
-
-
-@not_on_windows
-@pytest.mark.parametrize("which", range(3))
-def test_a_file_that_is_gone_or_cannot_be_read_any_more_is_named(which, open_set):
-    data, paths = open_set
-    whole, time = paths[which].read_bytes(), paths[which].stat().st_mtime_ns
-    paths[which].unlink()
-    with pytest.raises(UserError, match=rf"^there is no {paths[which]} any more; put it back$"):
-        data[0]
-    os.mkfifo(paths[which])
-    with pytest.raises(UserError, match=rf"{paths[which]} cannot be read as a picture \(it is a named pipe, and no f"):
-        data[0]
-    paths[which].unlink()
-    damaged = bytearray(whole)
-    damaged[50:60] = bytes(10)
-    paths[which].write_bytes(damaged)
-    os.utime(paths[which], ns=(time, time))
-    with pytest.raises(UserError, match=rf"^{paths[which]} cannot be read as a picture \(.*\); replace or remove it$"):
-        data[0]
 
 
 @pytest.mark.promise("a file of the data changes, vanishes or becomes wrong while a run trains")
@@ -128,80 +92,76 @@ def test_a_worker_names_the_file_too(open_set, capsys):
     assert said.startswith(f"error: {paths[0]} has changed since") and said.count("\n") == 1
 
 
-NO_PICTURES = {
-    "nothing": (b"", "it is none of JPEG, PNG"),
-    "text": (b"<html>", "it is none of JPEG, PNG"),
-    "no pixels": (hollow_png(8, 8), "truncated|broken|not enough"),
-    "a bomb": (hollow_png(100_000, 100_000), r"it has more than 178,956,970 pixels, the most that is read; make"),
-    "a program of PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "it is none of"),
-    "half a header": (hollow_png(8, 8)[:20], "it is none of|cannot be|Truncated|unpack"),
-}
+class Instances(Pairs):
+    """A data set of three kinds of files."""
 
-
-@pytest.mark.promise("links that loop, names that differ in case, pictures that are none")
-@pytest.mark.parametrize("what", NO_PICTURES)
-@pytest.mark.parametrize("place", ["images", "labels"])
-def test_a_file_that_is_no_picture_is_named(what, place, tmp_path):
-    content, message = NO_PICTURES[what]
-    one_pair(tmp_path, colours())
-    (tmp_path / place / "a.png").write_bytes(content)
-    where = f"^{tmp_path}/{place}/a.png cannot be read as a picture"
-    with pytest.raises(UserError, match=rf"{where} \(.*({message}).*\); replace.*$"):
-        FolderPairs(tmp_path, 4, 8)
-
-
-@pytest.mark.promise("a named pipe, a device, a socket or a folder in place of a file")
-@not_on_windows
-def test_what_is_no_file_is_named_and_not_waited_for(tmp_path):
-    one_pair(tmp_path, colours())
-    picture = tmp_path / "images" / "a.png"
-    for make, message in (
-        (lambda: os.mkfifo(picture), r"a.png cannot be read as a picture \(it is a named pipe, and no file\)"),
-        (lambda: picture.symlink_to("/dev/zero"), r"a.png cannot be read as a picture \(it is a device, and no file\)"),
-        (picture.mkdir, "1 of 1 label maps have no picture|there are no pictures"),
-        (lambda: picture.symlink_to(picture), r"a.png cannot be read \(Too many levels of symbolic links\)"),
-        (lambda: picture.symlink_to("nowhere"), r"a.png cannot be read \(No such file or directory\)"),
-    ):
-        picture.rmdir() if picture.is_dir() else picture.unlink()
-        make()
-        with pytest.raises(UserError, match=message):
-            FolderPairs(tmp_path, 4, 8)
-
-
-@pytest.mark.promise("links that loop, names that differ in case, pictures that are none")
-@where_case_counts
-def test_capital_letters_in_names_count(tmp_path):
-    one_pair(tmp_path, colours())
-    (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "A.png")
-    with pytest.raises(UserError, match=r"no label map of the same name: .*/A.png; capital letters count too; add"):
-        FolderPairs(tmp_path, 4, 8)
-
-
-class Four(Pairs):
     num_labels, label_names = 4, ("0", "1", "2", "3")
 
-
-class Instances(Four):
     def __init__(self, root, size):
         columns = (Column("picture", ("images",)), Column("label map", ("labels",)), Column("instance map", ("ids",)))
         super().__init__(root, columns, size)
 
 
-def edges(ids):
-    return edges_of(torch.from_numpy(ids.astype(np.int32))).byte().numpy()
+NONE, NO_FILE = r"a\.png cannot be read as a picture \(.*({}).*\); replace", r"a\.png cannot be read \({}"
+NO_PICTURES = {
+    "nothing": (lambda path: path.touch(), NONE.format("it is none of JPEG, PNG")),
+    "text": (lambda path: path.write_bytes(b"<html>"), NONE.format("it is none of JPEG, PNG")),
+    "no pixels": (lambda path: path.write_bytes(hollow_png(8, 8)), NONE.format("truncated|broken|not enough")),
+    "a bomb": (
+        lambda path: path.write_bytes(hollow_png(100_000, 100_000)),
+        NONE.format("more than 178,956,970 pixels, the most that is read; make"),
+    ),
+    "a program of PostScript": (
+        lambda path: path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"),
+        NONE.format("it is none of"),
+    ),
+    "half a header": (
+        lambda path: path.write_bytes(hollow_png(8, 8)[:20]),
+        NONE.format("it is none of|cannot be|Truncated|unpack"),
+    ),
+}
+NO_FILES = {
+    "a pipe": (os.mkfifo, NONE.format("it is a named pipe, and no file")),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), NONE.format("it is a device, and no file")),
+    "a folder": (lambda path: path.mkdir(), "there are no (pictures|label maps)|s have no (picture|label map)"),
+    "a loop": (lambda path: path.symlink_to(path), NO_FILE.format("Too many levels of symbolic links")),
+    "a link to nowhere": (lambda path: path.symlink_to("nowhere"), NO_FILE.format("No such file or directory")),
+}
+
+
+def refused_in_place_of_a_picture(make, words, place, root):
+    path = pairs(root, "a") / place / "a.png"
+    path.unlink()
+    make(path)
+    with pytest.raises(UserError, match=words):
+        FolderPairs(root, 4, 8)
+
+
+@pytest.mark.promise("links that loop, names that differ in case, pictures that are none")
+@pytest.mark.parametrize("place", ["images", "labels"])
+@pytest.mark.parametrize("what", NO_PICTURES)
+def test_a_file_that_is_no_picture_is_named(what, place, tmp_path):
+    refused_in_place_of_a_picture(*NO_PICTURES[what], place, tmp_path)
+
+
+@pytest.mark.promise("a named pipe, a device, a socket or a folder in place of a file")
+@not_on_windows
+@pytest.mark.parametrize("place", ["images", "labels"])
+@pytest.mark.parametrize("what", NO_FILES)
+def test_what_is_no_file_is_named_and_not_waited_for(what, place, tmp_path):
+    refused_in_place_of_a_picture(*NO_FILES[what], place, tmp_path)
 
 
 def test_edges_lie_between_instances():
-    ids = np.zeros((5, 6), np.int32)
+    ids = torch.zeros(5, 6, dtype=torch.int32)
     ids[1:3, 2:4] = 70000
     expected = ["001100", "011110", "011110", "001100", "000000"]
-    assert ["".join(map(str, row)) for row in edges(ids)] == expected
-    assert edges(np.full((3, 3), 7)).sum() == 0
-    assert edges(np.array([[1]])).tolist() == [[0]]
+    assert ["".join(map(str, row)) for row in edges_of(ids).byte().tolist()] == expected
+    assert not edges_of(torch.full((3, 3), 7)).any() and not edges_of(torch.ones(1, 1)).any()
 
 
 def test_instances_that_are_missing_or_of_another_shape(tmp_path):
-    one_pair(tmp_path, colours(), labels())
+    pairs(tmp_path, "a")
     for name, values, message in (
         ("b", labels(), r"1 of 1 pictures have no instance map of the same name: .*a\.png; add each"),
         ("a", labels(8, 7), r"is 8x8 and .*ids.a\.png is 7x8"),
