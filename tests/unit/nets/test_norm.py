@@ -5,11 +5,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gan import ranks as ranks_of_gan
 from gan.files.errors import UserError
-from nets.norm import ActNorm, SyncBatchNorm, in_groups, synchronised
+from nets.norm import ActNorm, SyncBatchNorm, in_groups
 from nets.spectral import spectral_norm
-from tests.scenes.losses import Conditional, Gained, Stored
+from tests.scenes.losses import Gained, Stored
 from tests.support.watch import Trace
 
 NEAR = dict(rtol=0, atol=1e-12)
@@ -69,73 +68,14 @@ def test_one_collective_a_direction_and_none_in_evaluation(ranks):
     assert ranks(2).run(count_collectives) == [[1, 1, 0]] * 2
 
 
-# ---- torch's own batch norms, and others that call their function ----
-
-KINDS = [(kind, {}) for kind in (SyncBatchNorm, nn.BatchNorm1d, Gained, Conditional, Stored, nn.SyncBatchNorm)]
-KINDS += [(SyncBatchNorm, how) for how in ({"affine": False}, {"momentum": None}, {"track_running_stats": False})]
-
-
-def called(layer, x):
-    """Pictures, their slopes and those of a gradient penalty; slopes of weights; those of the penalty; buffers."""
-    y = layer(x, x.new_tensor(0.3), x.new_tensor(0.1)) if isinstance(layer, Conditional) else layer(x)
-    loss = (y.tanh() * torch.linspace(0, 1, y[0].numel(), dtype=y.dtype).view_as(y[0])).sum()
-    slope, *dw = torch.autograd.grad(loss, [x, *layer.parameters()], create_graph=True)
-    weights = [layer.weight] if layer.affine else []
-    bend, *bends = torch.autograd.grad(slope.square().sum(), [x, *weights])
-    found = [y, slope, bend], dw, bends, [*layer.buffers()]
-    return [[each.detach().clone() for each in kind] for kind in found]
-
-
-def training_on_rank(kind, how):
-    layer, x = layers(kind, **how), inputs().split([1, 5])[dist.get_rank()].clone().requires_grad_()
-    with synchronised():
-        found = called(layer, x)
-        for gradient in found[1] + found[2]:
-            dist.all_reduce(gradient)
-        assert type(layer) is kind
-        layer.eval()
-        together = called(layer, x)[0][0]
-        with ranks_of_gan.alone():
-            assert torch.equal(together, called(layer, x)[0][0]) or "track_running_stats" in how
-    return found
-
-
-@pytest.mark.parametrize(("kind", "how"), KINDS)
-def test_every_batch_norm_is_synchronised_and_keeps_its_class_and_forward(kind, how, ranks):
-    reference = layers(nn.BatchNorm1d if kind is SyncBatchNorm else kind, **how)
-    expected, dw, bends, buffers = called(reference, inputs().requires_grad_())
-    found = ranks(2).run(training_on_rank, kind, how)
-    together = [torch.cat(parts) for parts in zip(*(tensors for tensors, *_ in found), strict=True)]
-    torch.testing.assert_close(together[:2], expected[:2], **NEAR)
-    torch.testing.assert_close(together[2], expected[2], rtol=0, atol=1e-10)
-    torch.testing.assert_close(found[0][1], dw, rtol=0, atol=1e-11)
-    torch.testing.assert_close(found[0][2], bends, rtol=1e-9, atol=0)
-    torch.testing.assert_close(found[0][3], buffers, **NEAR)
-
-
-# ---- groups ----
-
-
-def in_plain_groups(x, size):
-    norm = layers(nn.BatchNorm1d, momentum=1.0)
-    found = [(norm(part), norm.running_mean.clone(), norm.running_var.clone()) for part in x.split(size)]
-    out, mean, var = zip(*found, strict=True)
-    return torch.cat(out).detach(), torch.stack(mean).mean(0), torch.stack(var).mean(0)
-
-
-def grouped_on_rank(world):
-    layer = in_groups(layers(nn.BatchNorm1d, momentum=1.0), 2)
-    x = torch.cat([inputs(), inputs(1)]).split(12 // world)[dist.get_rank() if world > 1 else 0]
-    return layer(x).detach(), layer.running_mean, layer.running_var
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_group_has_statistics_of_its_own_at_any_number_of_ranks(world, ranks):
-    found = ranks(2).run(grouped_on_rank, 2) if world == 2 else [grouped_on_rank(1)]
-    expected = in_plain_groups(torch.cat([inputs(), inputs(1)]), 2)
-    torch.testing.assert_close(torch.cat([each[0] for each in found]), expected[0], **NEAR)
-    for each in found:
-        torch.testing.assert_close(each[1:], expected[1:], **NEAR)
+@pytest.mark.parametrize("how", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}], ids=str)
+def test_ours_is_torchs_for_one_rank(how):
+    """That all are synchronised, and those in groups, is in tests/scenes/losses.py."""
+    ours, theirs = (layers(kind, **how) for kind in (SyncBatchNorm, nn.BatchNorm1d))
+    for training in (True, True, False):
+        found, wanted = (norm.train(training)(inputs()) for norm in (ours, theirs))
+        torch.testing.assert_close(found, wanted, **NEAR)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), **NEAR)
 
 
 def test_what_cannot_be_in_groups_is_refused_with_what_to_type():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from gan import ranks
 from nets.norm import SyncBatchNorm
@@ -78,28 +77,9 @@ def test_beyond_its_inputs_it_keeps_only_two_numbers_a_channel_unless_asked_for_
     assert kept(tables, keep=True) >= 2 * picture
 
 
-# ---- maskconv ----
-
-
-@pytest.fixture
-def parts() -> list[torch.Tensor]:
-    draw = torch.Generator().manual_seed(0)
+def test_a_mask_conv_keeps_nothing_but_what_comes_in():
     shapes = [(2, 3, 6, 5), (4, 3, 3, 3), (4,), (6, 4, 3, 3), (6,)]
-    made = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
-    return [part.requires_grad_(number > 0) for number, part in enumerate(made)]
-
-
-def test_values_and_gradients_are_those_of_one_after_the_other(parts):
-    planes, first, first_bias, second, bias = parts
-    planes.requires_grad_()
-    outs = mask_conv(*parts), F.conv2d(F.relu(F.conv2d(planes, first, first_bias, padding=1)), second, bias, padding=1)
-    torch.testing.assert_close(*outs)
-    found = (torch.autograd.grad(out.tanh().sum(), parts) for out in outs)
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
-
-
-def test_nothing_is_kept_but_what_comes_in(parts):
-    saved = []
+    parts, saved = [torch.randn(shape).requires_grad_(shape != (2, 3, 6, 5)) for shape in shapes], []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         mask_conv(*parts)
     known = {part.untyped_storage().data_ptr() for part in parts}
