@@ -44,23 +44,15 @@ def placed(typed: str, ranks: int):
     return placement_of(choices(typed, POLICIES), ranks)
 
 
-@pytest.mark.parametrize(
-    "typed", ["teacher=zero3@2-3,*=ddp@0-1", "teacher=zero3@2-3,*=ddp", "*=ddp,teacher=zero3 @ 2 - 3"]
-)
-def test_the_rest_trains(typed):
-    found = placed(typed, 4)
-    assert found.training == range(2) and found.serving == {"teacher": range(2, 4)}
-    divisions = [Division() for _ in range(4)]
-    for rank, division in enumerate(divisions):
-        division.placement = found
-        division.take_part(rank, print, print)
-    assert [division.trains for division in divisions] == [True, True, False, False]
-    assert (divisions[3].number, len(divisions[3].part), len(divisions[1].part)) == (1, 2, 2)
-
-
-def test_several_sets_serve_and_without_any_nothing_is_placed():
-    found = placed("a=zero3@2-3,b=ddp@2-3,c=ddp@4,*=ddp", 5)
-    assert found.training == range(2) and found.part(4) == range(4, 5) and len(found.part(2)) == 2
+@pytest.mark.parametrize("rest", ["*=ddp", "*=ddp@0-1", "* = ddp @ 0 - 1"])
+def test_several_sets_serve_the_rest_trains_and_without_any_nothing_is_placed(rest):
+    found = placed(f"a=zero3@2-3,b=ddp@2-3,c=ddp@4,{rest}", 5)
+    assert found.training == range(2) and found.serving == {"a": range(2, 4), "b": range(2, 4), "c": range(4, 5)}
+    assert found.part(4) == range(4, 5) and len(found.part(2)) == 2
+    division = Division()
+    division.placement = found
+    division.take_part(3, print, print)
+    assert (division.trains, division.number, len(division.part)) == (False, 1, 2)
     assert placed("teacher=zero3,*=ddp", 4) is None
 
 

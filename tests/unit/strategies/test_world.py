@@ -156,36 +156,31 @@ def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk,
 
 # What we override or set: under another name nothing of ours would be called, and no import would fail.
 # Checked with torch 2.11 to 2.15 and Lightning 2.6.0 to 2.6.6.
+LAUNCHERS, TORCH = "lightning.pytorch.strategies.launchers.", "torch.distributed.elastic.agent.server."
+RESULTS = "_collect_rank_zero_results get_extra_results update_main_process_results"
 NAMES = {
-    "lightning.pytorch.strategies.launchers.multiprocessing:_MultiProcessingLauncher": [
-        *("_collect_rank_zero_results", "get_extra_results", "update_main_process_results"),
-    ],
-    "lightning.pytorch.strategies.launchers.subprocess_script:_SubprocessScriptLauncher": ["_call_children_scripts"],
-    "lightning.pytorch.strategies:DDPStrategy": ["_configure_launcher"],
-    "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": ["_broadcast_sigterm_tensor"],
-    "lightning.pytorch.core:LightningModule": ["on_validation_model_zero_grad"],
-    "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent": [
-        *("_monitor_workers", "_restart_workers", "_start_workers"),
-    ],
+    f"{LAUNCHERS}multiprocessing:_MultiProcessingLauncher": RESULTS,
+    f"{LAUNCHERS}subprocess_script:_SubprocessScriptLauncher": "_call_children_scripts",
+    "lightning.pytorch.strategies:DDPStrategy": "_configure_launcher",
+    "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": "_broadcast_sigterm_tensor",
+    "lightning.pytorch.core:LightningModule": "on_validation_model_zero_grad",
+    f"{TORCH}local_elastic_agent:LocalElasticAgent": "_monitor_workers _restart_workers _start_workers",
+    "_accelerator_connector": "use_distributed_sampler",
+    "_signal_connector": "_sigterm_notifier_fn _slurm_sigusr_handler_fn",
+    "_checkpoint_connector": "_select_ckpt_path",
 }
 
 
 @pytest.mark.parametrize("place", NAMES)
 def test_a_private_name_is_still_there(place):
+    """Of a class, or of a part of a trainer."""
     module, _, name = place.partition(":")
-    found = getattr(importlib.import_module(module), name)
-    lost = [name for name in NAMES[place] if not hasattr(found, name)]
-    assert not lost, f"this version of {module.partition('.')[0]} has no {', '.join(lost)} in {place} any more"
-
-
-def test_what_a_trainer_keeps_is_still_there():
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True)
-    for part, names in {
-        "_accelerator_connector": "use_distributed_sampler",
-        "_signal_connector": "_sigterm_notifier_fn _slurm_sigusr_handler_fn",
-        "_checkpoint_connector": "_select_ckpt_path",
-    }.items():
-        assert [name for name in names.split() if not hasattr(getattr(trainer, part), name)] == [], part
+    if name:
+        found = getattr(importlib.import_module(module), name)
+    else:
+        found = getattr(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True), place)
+    lost = [name for name in NAMES[place].split() if not hasattr(found, name)]
+    assert not lost, f"there is no {', '.join(lost)} in {place} any more"
 
 
 # ---- world ----

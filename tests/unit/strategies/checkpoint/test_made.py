@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import (
     ExponentialLR,
     LambdaLR,
     LinearLR,
-    MultiStepLR,
     OneCycleLR,
     SequentialLR,
     StepLR,
@@ -70,31 +69,12 @@ def goes_on(tmp_path, monkeypatch):
     return run
 
 
-def lr(groups):
-    return [group["lr"] for group in groups]
-
-
 def said(what):
-    return [f"player 'generator' goes on with {what} as made now, and otherwise than before"]
-
-
-# ---- numbers ----
-
-
-@pytest.mark.promise("`--resume` with other settings, or from another folder")
-def test_the_numbers_that_are_made_now_count_and_are_said(goes_on):
-    groups, _, heard = goes_on(Made(), Made(partial(Adam, lr=1e-4, betas=(0.5, 0.9), weight_decay=0.1)))
-    assert (groups[0]["lr"], groups[0]["betas"], groups[0]["weight_decay"]) == (1e-4, (0.5, 0.9), 0.1)
-    assert heard == said("lr, betas, weight_decay")
+    return [f"player 'generator' goes on with {what} as made now, and otherwise than before"] if what else []
 
 
 def two(rate, weights):
     return Adam([{"params": weights[:2]}, {"params": weights[2:], "lr": 1e-3}], lr=rate)
-
-
-def forget(tree):
-    for state in tree["optimizer_states"]:
-        del state["made"]
 
 
 class Lowered(Made):
@@ -108,39 +88,60 @@ class Lowered(Made):
         self.lowered = 0.5 if self.step >= 2 else 1.0
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "change", "rates", "heard"),
-    [
-        (Made(partial(two, 1e-2)), Made(partial(two, 1e-4)), None, [1e-4, 1e-3], said("lr")),
-        (Made(factor=0.5), Made(SLOW, factor=0.5), None, [1e-4 * 0.5**6], said("lr")),
-        (Made(), Made(SLOW), forget, [1e-2], []),
-        (Lowered(ADAM), Lowered(SLOW), None, [5e-5], said("lr, LambdaLR")),
-    ],
-    ids=["each group has its own", "a hook has moved it", "of an earlier version", "by what the game remembers"],
-)
-def test_a_learning_rate_goes_on(before, now, change, rates, heard, goes_on):
-    groups, _, told = goes_on(before, now, change)
-    assert lr(groups) == pytest.approx(rates) and told == heard
+def cycling(momentum):
+    """OneCycleLR moves the momentum, which is least after six steps."""
+    return Made(partial(SGD, lr=1e-2, momentum=momentum), partial(OneCycleLR, max_lr=1, total_steps=20, pct_start=0.35))
 
 
-def test_another_number_that_training_has_moved_goes_on_and_nothing_is_said(goes_on):
-    """OneCycleLR moves the momentum."""
-    cycle = partial(OneCycleLR, max_lr=1e-2, total_steps=20)
-    first, second = (Made(partial(SGD, lr=1e-2, momentum=each), cycle) for each in (0.9, 0.8))
-    groups, _, heard = goes_on(first, second)
-    assert heard == [] and groups[0]["momentum"] == goes_on.unbroken(first)[0][0]["momentum"]
+OTHER = dict(lr=1e-4, betas=(0.5, 0.9), weight_decay=0.1)
+NUMBERS = {  # made before, made now, what the groups have in the end, and what is said
+    "several": (Made(), Made(partial(Adam, **OTHER)), [OTHER], "lr, betas, weight_decay"),
+    "of groups": (Made(partial(two, 1e-2)), Made(partial(two, 1e-4)), [dict(lr=1e-4), dict(lr=1e-3)], "lr"),
+    "a hook has moved it": (Made(factor=0.5), Made(SLOW, factor=0.5), [dict(lr=1e-4 * 0.5**6)], "lr"),
+    "by what the game remembers": (Lowered(ADAM), Lowered(SLOW), [dict(lr=5e-5)], "lr, LambdaLR"),
+    "a schedule has moved it": (cycling(0.9), cycling(0.8), [dict(momentum=0.85)], ""),
+    "how it computes": [Made(partial(ADAM, fused=fused)) for fused in (True, False)] + [[dict(fused=True)], ""],
+}
 
 
-@pytest.mark.parametrize("how", [{}, {"schedule": STEPS_OF_2}, {"factor": 0.5}])
-def test_where_nothing_is_made_otherwise_nothing_changes(how, goes_on):
-    _, weights, heard = goes_on(Made(**how), Made(**how))
-    assert distance(weights, goes_on.unbroken(Made(**how))[1]) == 0
+@pytest.mark.promise("`--resume` with other settings, or from another folder")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_numbers_that_are_made_now_count_and_are_said_unless_training_has_moved_them(name, goes_on):
+    before, now, wanted, words = NUMBERS[name]
+    groups, _, heard = goes_on(before, now)
+    for group, numbers in zip(groups, wanted, strict=True):
+        assert [group[key] for key in numbers] == [pytest.approx(value) for value in numbers.values()]
+    assert heard == said(words)
+
+
+def test_a_checkpoint_of_an_earlier_version_keeps_its_numbers(goes_on):
+    def forget(tree):
+        for state in tree["optimizer_states"]:
+            del state["made"]
+
+    groups, _, heard = goes_on(Made(), Made(SLOW), forget)
+    assert (groups[0]["lr"], heard) == (1e-2, [])
+
+
+class ChannelsLast(One):
+    """Its weights lie channels last."""
+
+    def __init__(self, fused):
+        super().__init__()
+        self.net = nn.Sequential(nn.Unflatten(1, (3, 1, 2)), nn.Conv2d(3, 4, (1, 2)))
+        self.net.to(memory_format=torch.channels_last)
+        self.of_net = {"optimizer": partial(ADAM, fused=fused)}
+
+
+SAME = [partial(Made, **how) for how in ({}, {"schedule": STEPS_OF_2}, {"factor": 0.5})]
+FUSED, PLAIN = (partial(ChannelsLast, fused) for fused in (True, False))
+
+
+@pytest.mark.parametrize(("before", "now"), [*zip(SAME, SAME, strict=True), (FUSED, PLAIN), (PLAIN, FUSED)])
+def test_where_nothing_is_made_otherwise_training_is_the_unbroken_one(before, now, goes_on):
+    _, weights, heard = goes_on(before(), now())
+    assert distance(weights, goes_on.unbroken(before())[1]) == 0
     assert heard == []
-
-
-def test_how_an_optimizer_computes_stays(goes_on):
-    groups, _, heard = goes_on(Made(partial(Adam, lr=1e-2, fused=True)), Made(partial(Adam, lr=1e-2, fused=False)))
-    assert (groups[0]["fused"], heard) == (True, [])
 
 
 # ---- schedules ----
@@ -155,40 +156,30 @@ def chained(gamma, optimizer):
     return ChainedScheduler([LinearLR(optimizer, 0.1, total_iters=3), ExponentialLR(optimizer, gamma)])
 
 
-def inverse(update):
-    return 1 / (1 + update)
-
-
 def in_tensor(rate, weights):
     return Adam(weights, lr=torch.tensor(rate))
 
 
-OTHERS = {
-    "StepLR": (STEPS_OF_2, partial(StepLR, step_size=3, gamma=0.5)),
-    "CosineAnnealingLR": [partial(CosineAnnealingLR, T_max=each) for each in (4, 8)],
-    "MultiStepLR": [partial(MultiStepLR, milestones=[each]) for each in (3, 5)],
-    "OneCycleLR": [partial(OneCycleLR, max_lr=each, total_steps=100) for each in (1e-2, 1e-3)],
-    "SequentialLR": [partial(warm, each) for each in (3, 5)],
-    "ChainedScheduler": [partial(chained, each) for each in (0.9, 0.5)],
-}
-RATES = {
-    "another rate": (Made(schedule=STEPS_OF_2), Made(SLOW, STEPS_OF_2)),
-    "another rate of a function": [Made(each, partial(LambdaLR, lr_lambda=inverse)) for each in (ADAM, SLOW)],
-    "a rate in a tensor": (
-        Made(partial(in_tensor, 1e-2), STEPS_OF_2),
-        Made(partial(in_tensor, 1e-3), partial(StepLR, step_size=4)),
-    ),
+INVERSE, STEPS_OF_4 = partial(LambdaLR, lr_lambda=lambda update: 1 / (1 + update)), partial(StepLR, step_size=4)
+SCHEDULES = {
+    "StepLR": [Made(schedule=each) for each in (STEPS_OF_2, partial(StepLR, step_size=3, gamma=0.5))],
+    "CosineAnnealingLR": [Made(schedule=partial(CosineAnnealingLR, T_max=each)) for each in (4, 8)],
+    "OneCycleLR": [Made(schedule=partial(OneCycleLR, max_lr=each, total_steps=100)) for each in (1e-2, 1e-3)],
+    "SequentialLR": [Made(schedule=partial(warm, each)) for each in (3, 5)],
+    "ChainedScheduler": [Made(schedule=partial(chained, each)) for each in (0.9, 0.5)],
+    "lr, LambdaLR": [Made(each, INVERSE) for each in (ADAM, SLOW)],
+    "lr, StepLR": [Made(partial(in_tensor, r), s) for r, s in ((1e-2, STEPS_OF_2), (1e-3, STEPS_OF_4))],
 }
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
-@pytest.mark.parametrize("name", [*OTHERS, *RATES])
-def test_a_schedule_goes_where_one_that_is_made_now_would_be(name, goes_on):
-    before, now = RATES.get(name) or (Made(schedule=each) for each in OTHERS[name])
+@pytest.mark.parametrize("words", SCHEDULES)
+def test_a_schedule_goes_where_one_that_is_made_now_would_be(words, goes_on):
+    before, now = SCHEDULES[words]
     groups, _, heard = goes_on(before, now)
-    expected = goes_on.unbroken(now)[0]
-    assert lr(groups) == lr(expected) and type(groups[0]["lr"]) is type(expected[0]["lr"])
-    assert name in RATES or heard == said(name)
+    (rate,), (wanted,) = ([group["lr"] for group in each] for each in (groups, goes_on.unbroken(now)[0]))
+    assert rate == wanted and type(rate) is type(wanted)
+    assert heard == said(words)
 
 
 @pytest.mark.parametrize(
@@ -225,20 +216,3 @@ def test_counts_of_updates_come_back():
     resumed = player(0, 0)
     load_rest(resumed, rest_of_state(player(5, 3)))
     assert (resumed.average.updates, resumed.skipped) == (5, 3)
-
-
-class ChannelsLast(One):
-    """Its weights lie channels last."""
-
-    def __init__(self, fused):
-        super().__init__()
-        self.net = nn.Sequential(nn.Unflatten(1, (3, 1, 2)), nn.Conv2d(3, 4, (1, 2)))
-        self.net.to(memory_format=torch.channels_last)
-        self.of_net = {"optimizer": partial(ADAM, fused=fused)}
-
-
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("after", [True, False])
-def test_a_resumed_adam_is_the_unbroken_one_fused_or_not(before, after, goes_on):
-    _, weights, _ = goes_on(ChannelsLast(before), ChannelsLast(after))
-    assert distance(weights, goes_on.unbroken(ChannelsLast(before))[1]) == 0

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from strategies.processes.rendezvous import Rendezvous
 from tests.support.commands import alive, until
 
 pytestmark = pytest.mark.usefixtures("here")
+PATH = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
 
 BEGINNING = """
 import json, os, signal, struct, sys, time
@@ -95,7 +97,7 @@ def test_a_failure_that_would_come_again_ends_the_run(end, restarts, words):
     assert attempts() == {0}
 
 
-def send_when_ready(number, later=0.0):
+def send_when_ready(number, later):
     def send():
         until(lambda: len(list(Path().glob("ready-*"))) == 2)
         time.sleep(later)
@@ -104,49 +106,41 @@ def send_when_ready(number, later=0.0):
     threading.Thread(target=send).start()
 
 
-SAVES = 'def wish(*_): time.sleep(0.3); open(f"saved-{rank}", "w").close(); sys.exit(0)\n'
+HEARING = """
+def save(*_): time.sleep(0.3); open(f"saved-{rank}", "w").close(); sys.exit(0)
+def nothing(*_): pass
+"""
 READY = 'begin(3); open(f"ready-{rank}", "w").close(); time.sleep(60)'
 
 
-OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)]
+SLOW, DEAF = [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP], "the ranks do not end by themselves, so they are killed: "
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, *OTHERS])
-def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
+@pytest.mark.parametrize(
+    ("number", "moments", "hearing", "saved", "said"),
+    [
+        (signal.SIGTERM, [0], "save", 2, ""),
+        *(pytest.param(number, [0], "save", 2, "", marks=pytest.mark.slow) for number in SLOW),
+        # Programs around a command, such as timeout, send it to the command and then to all of its group.
+        (signal.SIGTERM, [0, 0], "save", 2, ""),
+        (signal.SIGTERM, [0, 0.6], "nothing", 0, f"{DEAF}rank 0 begins step 3, rank 1 begins step 3"),
+        # A failure is not tried again then.
+        (signal.SIGTERM, [0], "lambda *_: die()", 0, "was ended by signal 9 (Killed): from outside, or out of memory?"),
+    ],
+)
+def test_a_signal_is_handed_on_and_the_ranks_end_by_themselves_or_are_killed_after_a_second_one(
+    number, moments, hearing, saved, said, monkeypatch, capfd
+):
+    monkeypatch.setattr(agent, "AGAIN", 0.2 if moments[-1] else 1.0)
+    monkeypatch.setattr(agent, "GRACE", {number: 0.1})
     handler = signal.getsignal(number)
-    send_when_ready(number)
-    started(f"{SAVES}signal.signal({int(number)}, wish); {READY}")
-    assert len(list(Path().glob("saved-*"))) == 2 and attempts() == {0}
+    for moment in moments:
+        send_when_ready(number, moment)
+    with contextlib.nullcontext() if saved else pytest.raises(KeyboardInterrupt):
+        started(f"{HEARING}signal.signal({int(number)}, {hearing}); {READY}")
+    assert len(list(Path().glob("saved-*"))) == saved and attempts() == {0}
     assert signal.getsignal(number) == handler
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_ranks_that_do_not_hear_are_killed_after_a_second_signal(number, monkeypatch, capfd):
-    monkeypatch.setattr(agent, "AGAIN", 0.2)
-    monkeypatch.setattr(agent, "GRACE", {number: 0.5})
-    send_when_ready(number)
-    send_when_ready(number, 0.6)
-    with pytest.raises(KeyboardInterrupt):
-        started(f"signal.signal({int(number)}, lambda *_: None); {READY}")
-    places = "rank 0 begins step 3, rank 1 begins step 3"
-    assert f"the ranks do not end by themselves, so they are killed: {places}" in capfd.readouterr().err
-
-
-def test_one_signal_that_comes_twice_leaves_the_ranks_time_to_save(monkeypatch):
-    """Programs around a command, such as timeout, send it to the command and then to all of its group."""
-    monkeypatch.setattr(agent, "GRACE", {signal.SIGTERM: 0.1})
-    send_when_ready(signal.SIGTERM)
-    send_when_ready(signal.SIGTERM)
-    started(f"{SAVES}signal.signal(signal.SIGTERM, wish); {READY}")
-    assert len(list(Path().glob("saved-*"))) == 2
-
-
-def test_after_a_signal_a_failure_is_not_tried_again(capfd):
-    send_when_ready(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        started(f"signal.signal(signal.SIGTERM, lambda *_: die()); {READY}")
-    assert attempts() == {0}
-    assert "was ended by signal 9 (Killed): from outside, or out of memory? (step 3)" in capfd.readouterr().err
+    assert said in capfd.readouterr().err
 
 
 def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
@@ -156,48 +150,47 @@ def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
     assert attempts() == set()
 
 
-def numbered_by(monkeypatch, address):
-    """The variables of a person who starts the first host by hand."""
-    for name, value in zip(("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"), (*address.split(":"), "0"), strict=True):
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def by_hand(monkeypatch):
+    """The first host's address and its rendezvous, by the variables of a person who starts each host."""
+
+    def numbered(where):
+        for name, value in zip(("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"), (*where.split(":"), "0"), strict=True):
+            monkeypatch.setenv(name, value)
+        return Rendezvous("", (2, 2))
+
+    return numbered
 
 
 @pytest.mark.promise("a host waits for others", "it says for whom, until when, and what to type there")
 @pytest.mark.parametrize("numbered", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time(numbered, monkeypatch, capfd):
+def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time(numbered, by_hand, monkeypatch, capfd):
     monkeypatch.setattr(agent, "JOIN", 1)
     where = address()
-    if numbered:
-        numbered_by(monkeypatch, where)
     with pytest.raises(UserError, match=f"^the rendezvous {where}: 2 hosts have not met there within .* the same com"):
-        started("", rendezvous=Rendezvous("" if numbered else where, (2, 2)))
+        started("", rendezvous=by_hand(where) if numbered else Rendezvous(where, (2, 2)))
     said = capfd.readouterr().err
     assert f"this host ({socket.gethostname()}, 127.0.0.1) waits at the rendezvous {where} for 2 hosts, until " in said
-    port = where.split(":")[1]
-    variables = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} NODE_RANK=N " if numbered else ""
+    variables = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={where.split(':')[1]} NODE_RANK=N " if numbered else ""
     assert f"on each of the others type\n  {variables}python -S rank.py\n" in said
     assert attempts() == set()
 
 
-def test_a_port_that_another_program_has_is_named(monkeypatch):
+def test_a_port_that_another_program_has_is_named(by_hand):
     with socket.create_server(("", 0)) as other:
         where = f"127.0.0.1:{other.getsockname()[1]}"
-        numbered_by(monkeypatch, where)
         with pytest.raises(UserError, match=f"^the rendezvous {where}: another program listens there alr"):
-            started("", rendezvous=Rendezvous("", (2, 2)))
+            started("", rendezvous=by_hand(where))
 
 
-@pytest.mark.parametrize("numbered", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_host_at_whose_rendezvous_another_program_listens_does_not_wait_without_end(numbered):
+def test_a_host_at_whose_rendezvous_another_program_listens_does_not_wait_without_end():
     """It may take a connection, and never answer as torch's store does."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        number = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "1"} if numbered else {}
-        where = "" if numbered else f"127.0.0.1:{port}"
-        waits = host(where, (2, 2), before="agent.JOIN = agent.LATE = 1", stderr=subprocess.PIPE, text=True, **number)
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        waits = host(where, (2, 2), before="agent.JOIN = agent.LATE = 1", stderr=subprocess.PIPE, text=True)
         said = waits.communicate(timeout=60)[1]
     assert waits.returncode == 2
-    assert f"error: the rendezvous 127.0.0.1:{port}: 2 hosts have not met there within" in said
+    assert f"error: the rendezvous {where}: 2 hosts have not met there within" in said
 
 
 def host(where, nodes, restarts=1, before="", stderr=None, text=None, **variables):
@@ -207,40 +200,28 @@ def host(where, nodes, restarts=1, before="", stderr=None, text=None, **variable
         f"where = Rendezvous({where!r}, {nodes})\n{before}\n"
         f"agent.run(agent.Launch([sys.executable, '-S', 'rank.py'], 1, where, {restarts}, lambda name: ''))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), **variables}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=stderr, text=text)
+    return subprocess.Popen([sys.executable, "-c", code], env=PATH | variables, stderr=stderr, text=text)
 
 
 @contextlib.contextmanager
-def hosts_with(code, folder):
-    """Hosts whose ranks run this code. Whatever happens, they end."""
-    (folder / "rank.py").write_text(BEGINNING + code)
-    hosts = []
+def two_hosts(code, nodes, restarts=1, **variables):
+    """Two hosts whose ranks run this code. The first one keeps the rendezvous. Whatever happens, they end."""
+    Path("rank.py").write_text(BEGINNING + code)
+    where, hosts = address(), []
     try:
-        yield hosts
+        hosts.append(host(where, nodes, restarts, **variables))
+        assert until(lambda: not socket.socket().connect_ex(("127.0.0.1", int(where.split(":")[1]))), 60)
+        hosts.append(host(where, nodes, restarts))
+        yield where, *hosts
     finally:
         for each in hosts:
             each.kill()
-
-
-def served(meeting):
-    return not socket.socket().connect_ex(("127.0.0.1", int(meeting.split(":")[1])))
 
 
 def address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-AGAIN = """
-first = not os.path.exists(f"there-{rank}")
-open(f"there-{rank}", "w").close()
-while first:
-    time.sleep(0.05)
-    if rank == 1 and os.path.exists("there-0"):
-        die()
-"""
 
 
 ALONE = """
@@ -254,17 +235,13 @@ while size == "2":
 
 
 @pytest.mark.slow
-def test_the_ranks_go_on_with_fewer_hosts_if_that_is_allowed(tmp_path):
-    meeting = address()
-    with hosts_with(ALONE, tmp_path) as hosts:
-        hosts.append(host(meeting, (1, 2)))
-        assert until(lambda: served(meeting), 60)
-        hosts.append(host(meeting, (1, 2)))
-        assert until(lambda: len(list(tmp_path.glob("there-2-*"))) == 2, 60)
-        hosts[1].kill()  # the host that does not serve the rendezvous
-        (tmp_path / "lost").touch()
-        assert hosts[0].wait(120) == 0
-        assert (tmp_path / "there-1-0").exists()
+def test_the_ranks_go_on_with_fewer_hosts_if_that_is_allowed():
+    with two_hosts(ALONE, (1, 2)) as (_, first, second):
+        assert until(lambda: len(list(Path().glob("there-2-*"))) == 2, 60)
+        second.kill()
+        Path("lost").touch()
+        assert first.wait(120) == 0
+        assert Path("there-1-0").exists()
 
 
 KEPT = """
@@ -278,21 +255,16 @@ time.sleep(60)  # as NCCL does
 
 
 @pytest.mark.slow
-def test_without_a_restart_nobody_waits_for_the_host_that_kept_the_rendezvous(tmp_path, capfd):
-    meeting = address()
-    with hosts_with(KEPT, tmp_path) as hosts:
-        hosts.append(host(meeting, (2, 2), restarts=0, KEEPS=""))
-        assert until(lambda: served(meeting), 60)
-        hosts.append(host(meeting, (2, 2), restarts=0))
+def test_without_a_restart_nobody_waits_for_the_host_that_kept_the_rendezvous(capfd):
+    with two_hosts(KEPT, (2, 2), restarts=0, KEEPS="") as (where, *hosts):
         assert [each.wait(30) for each in hosts] == [1, 1]
-    assert f"the rendezvous {meeting}: the host that keeps it has ended" in capfd.readouterr().err
+    assert f"the rendezvous {where}: the host that keeps it has ended" in capfd.readouterr().err
 
 
 # ---- whether to try again ----
 
 
-def failure(kind=ERROR, **more):
-    return Failure(1, 4711, "host", "ended with ValueError: no", kind, **more)
+failure = partial(Failure, 1, 4711, "host", "ended with ValueError: no")
 
 
 @pytest.mark.parametrize(
@@ -330,26 +302,30 @@ def test_a_mistake_that_another_rank_has_found_is_not_tried_again_either(kind, a
     assert "gamma is wrong" in follows.why and History(3).again(follows, 9) is again
 
 
+ENDS = """
+import signal, sys, time
+from strategies.processes.agent import end_with_launcher
+def save(*_):
+    open("saved", "w").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+end_with_launcher(int(sys.argv[1]))
+open("ready", "w").close()
+time.sleep(120)
+"""
+PARENT = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
+def test_a_rank_ends_when_its_launcher_is_killed(hosts):
     """The ranks of the only host save. The ranks of one host among others are lost, and the others go on."""
-    (tmp_path / "rank.py").write_text(
-        "import signal, sys, time\nfrom strategies.processes.agent import end_with_launcher\n"
-        "def save(*_):\n    open('saved', 'w').close()\n    sys.exit()\n"
-        f"signal.signal(signal.SIGTERM, save)\nend_with_launcher({hosts})\n"
-        "open('ready', 'w').close()\ntime.sleep(120)\n"
-    )
-    parent = (
-        "import subprocess, sys; p = subprocess.Popen([sys.executable, 'rank.py']); print(p.pid, flush=True); p.wait()"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen([sys.executable, "-c", parent], env=environment, **pipes)
-    child = int(process.stdout.readline())
-    until((tmp_path / "ready").exists)
-    process.stderr.close()  # nobody reads any more what the rank says
-    process.kill()
-    process.wait()
+    words = [sys.executable, "-c", PARENT, sys.executable, "-c", ENDS, str(hosts)]
+    parent = subprocess.Popen(words, env=PATH, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    until(Path("ready").exists)
+    parent.stderr.close()  # nobody reads any more what the rank says
+    parent.kill()
+    parent.wait()
     assert until(lambda: not alive(child))
-    assert (tmp_path / "saved").exists() == (hosts == 1)
+    assert Path("saved").exists() == (hosts == 1)

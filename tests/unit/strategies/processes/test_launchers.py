@@ -1,6 +1,7 @@
 """The place of a process, as each launcher says it."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -44,10 +45,13 @@ def started(monkeypatch):
     return start
 
 
-@pytest.mark.parametrize("by", ALL)
-def test_each_launcher_says_the_same_place_in_its_own_words(by):
-    assert launched(ALL[by]) == Launched(by, rank=3, local_rank=1, world_size=4, local_size=2, node_rank=1)
-    assert launched(ALL[by]).nodes == 2
+INSIDE = {"torchrun": {**SLURM, **ELASTIC}, "mpi": {**SLURM, **MPI}, "environment": {**SLURM, **BY_HAND}}
+
+
+@pytest.mark.parametrize(("by", "variables"), [*ALL.items(), *INSIDE.items()])
+def test_each_launcher_says_the_same_place_in_its_own_words_and_the_nearest_counts(by, variables):
+    assert launched(variables) == Launched(by, rank=3, local_rank=1, world_size=4, local_size=2, node_rank=1)
+    assert launched(variables).nodes == 2
 
 
 @pytest.mark.parametrize(
@@ -61,12 +65,6 @@ def test_each_launcher_says_the_same_place_in_its_own_words(by):
 )
 def test_a_process_that_nobody_placed_starts_the_ranks_itself(variables):
     assert launched(variables) is None
-
-
-def test_the_nearest_launcher_counts():
-    assert launched({**SLURM, **ELASTIC}).by == "torchrun"
-    assert launched({**SLURM, **MPI}).by == "mpi"
-    assert launched({**SLURM, **BY_HAND}).by == "environment"
 
 
 IS_NO_NUMBER = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "MASTER_PORT")
@@ -101,39 +99,32 @@ def test_what_a_launcher_cannot_have_meant_is_named_with_its_value(by, change, w
         launched(variables)
 
 
-def test_a_launcher_may_say_by_other_words_where_the_first_rank_is(monkeypatch):
-    meant = {**MPI, "MASTER_ADDR": "one", "MASTER_PORT": "7"}
-    monkeypatch.setitem(LAUNCHERS, "mpi", replace(LAUNCHERS["mpi"], meant=lambda _: meant))
-    place = launched({"FOO_HOSTS": "one,two"})
-    assert (LaunchedEnvironment(place).main_address, LaunchedEnvironment(place).main_port) == ("one", 7)
+@pytest.mark.parametrize(
+    ("by", "kind"),
+    [
+        ("torchrun", TorchElasticEnvironment),
+        ("slurm", SLURMEnvironment),
+        ("mpi", LaunchedEnvironment),
+        ("another", KubeflowEnvironment),  # a row is enough for a launcher that Lightning knows
+    ],
+)
+def test_lightning_is_told_the_same(by, kind, started, monkeypatch):
+    if by == "another":
+        monkeypatch.setitem(LAUNCHERS, "mpi", replace(LAUNCHERS["mpi"], lightning=kind.__name__))
+    started(ALL.get(by, MPI))
+    for found in (LightningEnvironment(), SLURMEnvironment(auto_requeue=False)):
+        told = environment(found)
+        assert type(told) is kind and environment(told) is told and launched_in(told) == launched()
+        assert told.creates_processes_externally and launched_in(LightningEnvironment()) is None
+        if by != "another":  # which reads variables of its own
+            assert (told.global_rank(), told.local_rank(), told.world_size(), told.node_rank()) == (3, 1, 4, 1)
 
 
 def test_a_count_of_restarts_is_a_number(started):
-    started({**ELASTIC, "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert launched().restarts == 2
-    started({"TORCHELASTIC_RESTART_COUNT": "often"})
-    with pytest.raises(UserError, match="TORCHELASTIC_RESTART_COUNT is 'often', which is no number from 0 on"):
-        launched()
-
-
-@pytest.mark.parametrize(
-    ("by", "kind"), [("torchrun", TorchElasticEnvironment), ("slurm", SLURMEnvironment), ("mpi", LaunchedEnvironment)]
-)
-def test_lightning_is_told_the_same(by, kind, started):
-    started(ALL[by])
-    for found in (LightningEnvironment(), SLURMEnvironment(auto_requeue=False)):
-        told = environment(found)
-        assert type(told) is kind and told.creates_processes_externally
-        assert (told.global_rank(), told.local_rank(), told.world_size(), told.node_rank()) == (3, 1, 4, 1)
-
-
-def test_a_row_is_enough_for_a_launcher_that_lightning_knows(monkeypatch, started):
-    row = replace(LAUNCHERS["mpi"], lightning="KubeflowEnvironment")
-    monkeypatch.setitem(LAUNCHERS, "mpi", row)
-    started(ALL["mpi"])
-    found = KubeflowEnvironment()
-    assert environment(found) is found and type(environment(SLURMEnvironment())) is KubeflowEnvironment
-    assert launched_in(found).by == "mpi" and launched_in(LightningEnvironment()) is None
+    for count in ("2", "often"):
+        started({**ELASTIC, "TORCHELASTIC_RESTART_COUNT": count})
+        with nullcontext() if count == "2" else pytest.raises(UserError, match="COUNT is 'often', which is no number"):
+            assert launched().restarts == 2
 
 
 def test_an_environment_of_a_persons_own_stays(started):
@@ -156,19 +147,23 @@ def test_it_needs_no_variables_but_its_own(started):
         trainer(PhaseStrategy("ddp"), 1, 1, num_nodes=4)
 
 
-def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(started):
-    here = {**MPI, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    started(here)
-    place = launched()
-    assert (LaunchedEnvironment(place).main_address, LaunchedEnvironment(place).main_port) == (
-        "127.0.0.1",
-        LaunchedEnvironment(place).main_port,
-    )
-    one = LaunchedEnvironment(place).main_port
+def meeting():
+    """Where ranks meet whose launcher Lightning does not know."""
+    told = LaunchedEnvironment(launched())
+    return told.main_address, told.main_port
+
+
+def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(started, monkeypatch):
+    started({**MPI, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+    address, port = meeting()
+    assert address == "127.0.0.1" and 10_000 <= port < 30_000
     started({"PMIX_NAMESPACE": "3735355394"})
-    assert one != LaunchedEnvironment(place).main_port and 10_000 <= one < 30_000
+    assert meeting() == (address, meeting()[1]) != (address, port)
     started({"MASTER_ADDR": "one", "MASTER_PORT": "7"})
-    assert (LaunchedEnvironment(place).main_address, LaunchedEnvironment(place).main_port) == ("one", 7)
+    assert meeting() == ("one", 7)
+    other = {**MPI, "MASTER_ADDR": "other", "MASTER_PORT": "8"}  # a launcher may say it by other words
+    monkeypatch.setitem(LAUNCHERS, "mpi", replace(LAUNCHERS["mpi"], meant=lambda _: other))
+    assert meeting() == ("other", 8)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +175,11 @@ def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(sta
 )
 def test_ranks_of_several_hosts_are_asked_where_they_meet_when_they_need_it(by, words, started):
     started({name: value for name, value in ALL[by].items() if not name.startswith("MASTER_")})
-    assert launched().world_size == 4
     with pytest.raises(UserError, match=f"one of 4 ranks and {words}"):
-        _ = LaunchedEnvironment(launched()).main_address
-    with pytest.raises(UserError, match="is not set"):
-        _ = LaunchedEnvironment(launched()).main_port
+        meeting()
+    started({"MASTER_ADDR": "one"})
+    with pytest.raises(UserError, match="MASTER_PORT is not set"):
+        meeting()
 
 
 @only_on_linux

@@ -23,10 +23,14 @@ def unset(monkeypatch):
     monkeypatch.delenv(GLOO)
 
 
-MEETINGS = [("127.0.0.1:1234", "127.0.0.1:1234", None), ("127.0.0.1", "127.0.0.1:29400", None)]
-
-
-@pytest.mark.parametrize(("where", "endpoint", "store"), [*MEETINGS, ("file:/meet", "/meet", "file")])
+@pytest.mark.parametrize(
+    ("where", "endpoint", "store"),
+    [
+        ("127.0.0.1:1234", "127.0.0.1:1234", None),
+        ("127.0.0.1", "127.0.0.1:29400", None),
+        ("file:/meet", "/meet", "file"),
+    ],
+)
 def test_hosts_meet_at_an_address_or_in_a_file(where, endpoint, store):
     found = Rendezvous(where, (2, 4)).parameters(60)
     assert (found.backend, found.endpoint, found.min_nodes, found.max_nodes) == ("c10d", endpoint, 2, 4)
@@ -48,34 +52,25 @@ def test_the_environment_numbers_the_hosts(monkeypatch):
     assert Rendezvous("127.0.0.1:99", (2, 2)).parameters(60).backend == "c10d"  # what is typed goes first
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        (dict(MASTER_PORT="0"), "MASTER_PORT is '0', and ports have numbers from 1"),
-        (dict(NODE_RANK="two"), "NODE_RANK is 'two', which is no number"),
-        (dict(NODE_RANK="2"), r"NODE_RANK is '2', and there are 2 hosts .*: the last one has number 1"),
-    ],
-)
-def test_what_the_environment_cannot_mean_is_refused(variables, words, monkeypatch):
+NAMED = "the environment variable "
+REFUSED = [
+    ("", dict(MASTER_PORT="0"), f"{NAMED}MASTER_PORT is '0', and ports have numbers from 1"),
+    ("", dict(NODE_RANK="two"), f"{NAMED}NODE_RANK is 'two', which is no number"),
+    ("", dict(NODE_RANK="2"), rf"{NAMED}NODE_RANK is '2', and there are 2 hosts .*: the last one has number 1"),
+    ("", dict(MASTER_ADDR=None), "several hosts need a place to find each other; type the same on all hosts: --rendez"),
+    ("host:port", {}, "--rendezvous host:port is no address; type"),
+    (":1234", {}, "--rendezvous :1234 is no address; type"),
+    ("host:70000", {}, "--rendezvous host:70000 is no address; type"),
+    ("nosuch.invalid:29400", {}, "the rendezvous nosuch.invalid:29400: this host knows no host 'nosuch.invalid'"),
+    ("file:/no/such/folder/meet", {}, "--rendezvous file:/no/such/folder/meet: there is no folder /no/such/folder"),
+]
+
+
+@pytest.mark.parametrize(("where", "variables", "words"), REFUSED)
+def test_no_place_to_meet_is_refused(where, variables, words, monkeypatch):
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", **variables}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"^the environment variable {words}"):
-        Rendezvous("", (2, 2)).check()
-
-
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("", "several hosts need a place to find each other; type the same on all hosts: --rendezvous HOST:29400"),
-        ("host:port", "--rendezvous host:port is no address; type"),
-        (":1234", "--rendezvous :1234 is no address; type"),
-        ("host:70000", "--rendezvous host:70000 is no address; type"),
-        ("nosuch.invalid:29400", "the rendezvous nosuch.invalid:29400: this host knows no host 'nosuch.invalid'"),
-        ("file:/no/such/folder/meet", "--rendezvous file:/no/such/folder/meet: there is no folder /no/such/folder"),
-    ],
-)
-def test_no_place_to_meet_is_refused(where, message):
-    with pytest.raises(UserError, match=f"^{message}"):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=f"^{words}"):
         Rendezvous(where, (2, 2)).check()
     Rendezvous(where, (1, 1)).check()
 

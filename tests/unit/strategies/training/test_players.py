@@ -19,7 +19,7 @@ from strategies.policies.belongings import belongings_of
 from strategies.policies.choice import Choice, Option, choices
 from strategies.policies.policy import Policy
 from tests.support.hard_games import Plain
-from tests.support.optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
+from tests.support.optimizers import Shampoo
 from tests.support.parity import distance, parts, snapshot, train, trainer, warned
 from tests.support.scene import having
 
@@ -116,26 +116,6 @@ def test_an_optimizer_may_be_made_of_named_parameters_or_leave_some_out():
 # ---- a trial of an optimizer ----
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 5, bias=False))
-
-
-def why(optimizer, net=None):
-    net = net or network()
-    return why_not_apart(optimizer, dict(net.named_parameters()))
-
-
-class Counting(SGD):
-    """Its rate depends on how many weights it has."""
-
-    def step(self, closure=None):
-        (group,) = self.param_groups
-        before, group["lr"] = group["lr"], group["lr"] / len(group["params"])
-        super().step(closure)
-        group["lr"] = before
-
-
 class Whole(SGD):
     @torch.compile(fullgraph=True)
     def scaled(self, gradient):
@@ -149,21 +129,19 @@ class Whole(SGD):
 
 def picky(weights):
     optimizer = SGD(weights, lr=1e-2)
-    optimizer.step = lambda: torch.cat([w.grad.reshape(-1) for w in optimizer.param_groups[0]["params"]]).reshape(7)
+    optimizer.step = lambda: torch.cat([w.grad.reshape(-1) for w in optimizer.param_groups[0]["params"]]).reshape(6, 9)
     return optimizer
 
 
 def test_an_optimizer_that_treats_each_weight_by_itself_is_known_by_a_trial():
-    own = type("Own", (Adam,), {})
-    for optimizer in (Shampoo, Adafactor, Adagrad, Adam, own, partial(MuonAndAdam, lr=1e-2), Whole):
-        assert why(optimizer) is None
-    matrices = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False))
-    assert why(partial(Muon, lr=1e-2), matrices) is None
-    for optimizer in (NormedTogether, Drawing, partial(Counting, lr=1e-2)):
-        assert why(optimizer).startswith("its step on weight '")
-    assert why(picky).startswith("it fails if it has only some of the weights (RuntimeError: ")
+    """The scenes of whole weights have the others."""
+    layers = nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False)
+    weights = dict(nn.Sequential(*layers).named_parameters())
+    for optimizer in (Adafactor, Adagrad, Whole, Muon, type("Own", (Adam,), {})):
+        assert why_not_apart(partial(optimizer, lr=1e-2), weights) is None
+    assert why_not_apart(picky, weights).startswith("it fails if it has only some of the weights (RuntimeError: ")
     with pytest.raises(TypeError, match="closure"):  # of which `without_closure` makes a sentence
-        why(LBFGS)
+        why_not_apart(LBFGS, weights)
 
 
 class Counts(Adam):
