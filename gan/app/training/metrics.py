@@ -249,7 +249,11 @@ def drawn(
             steps, values = np.array(points).T
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
             name = f" {_plain(label)}"  # a legend would leave out one that begins with "_"
-            axes.plot(steps, _smooth(values), color=f"C{colour}", label=name, marker="." if len(steps) < 30 else None)
+            shown, width = _smooth(values), 1.5
+            if group == "learning rates":  # equal ones lie on each other: those below are wider
+                shown, width = values, 1.5 + 2.5 * (len(panel) - 1 - colour)
+            marker = "." if len(steps) < 30 else None
+            axes.plot(steps, shown, color=f"C{colour}", label=name, linewidth=width, marker=marker)
             for end in {*RANGES.get(label, ())} - {0.0, 1.0} if group == "health" else ():
                 axes.axhline(end, color=f"C{colour}", linestyle="--", linewidth=1, alpha=0.5)
         _scale(axes, panel, to_one=group == "health")
