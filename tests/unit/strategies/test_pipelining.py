@@ -12,6 +12,7 @@ from torch import nn
 
 from gan import Player, noise
 from gan.files.errors import UserError
+from gan.noise import Place
 from strategies.pipelining.cutting import cut, most_stages, networks_of, share_out, units_of
 from strategies.pipelining.passes import Buffers
 from strategies.pipelining.program import Meta, Transfer
@@ -77,10 +78,30 @@ def test_tied_weights_and_networks_that_cannot_be_called_are_refused_by_name():
 # ---- rows ----
 
 
-def test_noise_of_no_sample_in_a_chunk_is_refused():
-    """Rows 0 and 1 of six of two ranks. What may be drawn is in tests/scenes/draws.py."""
-    place = ChunkPlace((1, 2, "phase"), 0, 3, 12, 2, firsts=(0, 6), per_rank=3, start=0, stop=2)
-    with noise.at(place), pytest.raises(UserError, match="noise of 3 rows inside a network of policy 'pipeline'"):
+KEY = (1, 2, "phase")
+
+
+def place(rank: int) -> Place:
+    """Of three rows of each of two ranks, in the first of two micro-batches."""
+    return Place(KEY, rank * 6, 3, 12, stride=2)
+
+
+def chunk(start: int, stop: int) -> ChunkPlace:
+    """These rows, of the six of both ranks."""
+    return ChunkPlace(KEY, 0, 3, 12, 2, firsts=(0, 6), per_rank=3, start=start, stop=stop)
+
+
+def drawn(at: Place, **how) -> torch.Tensor:
+    with noise.at(at):
+        noise.randn((2,), **how)
+        return noise.randn((2,), **how)
+
+
+def test_a_chunk_has_its_ranks_rows_common_draws_and_counts_and_no_rows_of_no_sample():
+    at = chunk(1, 3)
+    assert torch.equal(drawn(at, common=True), drawn(place(1), common=True)) and at.calls == 2
+    assert chunk(1, 3).seeds(2) == place(0).seeds(3)[1:] and chunk(4, 6).seeds(2) == place(1).seeds(3)[1:]
+    with pytest.raises(UserError, match="noise of 3 rows inside a network of policy 'pipeline'"), noise.at(chunk(0, 2)):
         noise.randn((3, 2))
 
 

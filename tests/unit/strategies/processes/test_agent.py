@@ -122,7 +122,7 @@ SLOW, DEAF = [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP], "the ranks do not e
         (signal.SIGTERM, [0], "save", 2, ""),
         *(pytest.param(number, [0], "save", 2, "", marks=pytest.mark.slow) for number in SLOW),
         # Programs around a command, such as timeout, send it to the command and then to all of its group.
-        (signal.SIGTERM, [0, 0], "save", 2, ""),
+        (signal.SIGTERM, [0, 0.1], "save", 2, ""),
         (signal.SIGTERM, [0, 0.6], "nothing", 0, f"{DEAF}rank 0 begins step 3, rank 1 begins step 3"),
         # A failure is not tried again then.
         (signal.SIGTERM, [0], "lambda *_: die()", 0, "was ended by signal 9 (Killed): from outside, or out of memory?"),
@@ -131,7 +131,7 @@ SLOW, DEAF = [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP], "the ranks do not e
 def test_a_signal_is_handed_on_and_the_ranks_end_by_themselves_or_are_killed_after_a_second_one(
     number, moments, hearing, saved, said, monkeypatch, capfd
 ):
-    monkeypatch.setattr(agent, "AGAIN", 0.2 if moments[-1] else 1.0)
+    monkeypatch.setattr(agent, "AGAIN", 60 if saved else 0.2)
     monkeypatch.setattr(agent, "GRACE", {number: 0.1})
     handler = signal.getsignal(number)
     for moment in moments:
