@@ -257,6 +257,7 @@ time.sleep(60)  # as NCCL does
 @pytest.mark.slow
 def test_without_a_restart_nobody_waits_for_the_host_that_kept_the_rendezvous(capfd):
     with two_hosts(KEPT, (2, 2), restarts=0, KEEPS="") as (where, *hosts):
+        assert until(lambda: len(list(Path().glob("there-*"))) == 2, 60)
         assert [each.wait(30) for each in hosts] == [1, 1]
     assert f"the rendezvous {where}: the host that keeps it has ended" in capfd.readouterr().err
 
