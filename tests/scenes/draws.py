@@ -151,14 +151,12 @@ class Lazily(Plain):
 
 
 class JoinsSideBySide(Plain):
-    """A later phase draws several rows for each sample, side by side, as the first one does."""
-
-    def configure_phases(self):
-        yield Phase("discriminator", self.judge, "discriminator")
-        yield Phase("generator", self.fool, "generator", start=1)
+    """Later steps draw several rows for each sample twice, side by side, and the first one once."""
 
     def fake(self, real):
         z = torch.randn(len(real) * 3, 4, dtype=real.dtype).view(len(real), 3, 4)
+        if self.step:
+            z = z + torch.randn(len(real) * 3, 4, dtype=real.dtype).view(len(real), 3, 4)
         return self.generator(z).mean(1)
 
 
