@@ -114,6 +114,7 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             raise
         counts, parts = [1], 1
     means: dict[str, Tensor] = {}
+    in_stages = training.in_stages
     training.draws.begin(phase)
 
     # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
@@ -132,11 +133,11 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
             mean = loss.detach().as_subclass(Tensor)  # what an author's subclass of tensors makes is of that class
             mean = mean / parts if parts > 1 else mean
             means[name] = means[name] + mean if name in means else mean
-        check_learns(phase, total, training.in_stages)
+        check_learns(phase, total, in_stages)
         for learner in learners:
             total = learner.reduction.arm(total, last=index == parts - 1)
         training.hooks.call("on_before_backward", total)
-        with explained_backward(phase, training.in_stages):
+        with explained_backward(phase, in_stages):
             total.backward()
         if "on_after_backward" in training.hooks.wanted:
             with refuse_partial_gradients(learners, index == parts - 1, training.world):

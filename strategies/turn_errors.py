@@ -25,12 +25,11 @@ IN_CHUNKS = (
 @contextmanager
 def explained_loss(phase: Phase, policies: Mapping[str, Policy]) -> Iterator[None]:
     """Inside the `with`, the phase's loss is computed."""
-    in_stages = {name: policy for name, policy in policies.items() if policy.in_stages}
     try:
         yield
     except AttributeError as error:
-        for name, policy in in_stages.items():
-            if any(map(private.module_hooks, policy.player.module.modules())):
+        for name, policy in policies.items():
+            if policy.in_stages and any(map(private.module_hooks, policy.player.module.modules())):
                 error.add_note(f"player '{name}' has layers with forward hooks. {LEFT_ELSEWHERE}")
         raise
     except RuntimeError as error:
@@ -45,7 +44,7 @@ def explained_loss(phase: Phase, policies: Mapping[str, Policy]) -> Iterator[Non
                 f"phase '{phase.name}': its loss is compiled as one function, and no rank has all weights of the "
                 f"networks called inside; call them outside of the compiled function, or type --strategy zero2"
             ) from None  # torch's is pages long
-        if "on device meta " in str(error) and in_stages:
+        if "on device meta " in str(error) and any(policy.in_stages for policy in policies.values()):
             raise UserError(f"phase '{phase.name}': {NO_VALUE}. {LEFT_ELSEWHERE}") from error
         if "not require grad" not in str(error):
             raise

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, UnshardHandle, fully_shard
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, explained
+from gan.phase import Phase
 from strategies.accelerator import pins
 from strategies.options.blocks import modules_of_blocks
 from strategies.policies.zero3 import Zero3
@@ -56,6 +58,17 @@ class Fsdp(Zero3):
             return PlannedFsdpBucket(part, self.sharing)
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh
         return FsdpBucket(part, self.sharing, group)
+
+    @contextmanager
+    def during(self, phase: Phase, trying: bool = False) -> Iterator[None]:
+        freed = explained(
+            f"phase '{phase.name}' computes with weights that FSDP2 has freed meanwhile, as one backward may that "
+            f"needs the weights of several blocks; type Phase('{phase.name}', ..., second_order=True), or zero3",
+            RuntimeError,
+            saying="for storage of size 0",
+        )
+        with freed, super().during(phase, trying):
+            yield
 
     @cached_property
     def blocks(self) -> list[nn.Module]:

@@ -164,14 +164,8 @@ class UnshardOnRead:
             RuntimeError,
             saying="support saved tensor hooks",
         )
-        freed = explained(
-            f"phase '{phase}' computes with weights that FSDP2 has freed meanwhile, as one backward may that needs the "
-            f"weights of several blocks; type Phase('{phase}', ..., second_order=True), or zero3",
-            RuntimeError,
-            saying="for storage of size 0",
-        )
         try:
-            with transformed, freed, nullcontext() if second_order else saved_by_reference():
+            with transformed, nullcontext() if second_order else saved_by_reference():
                 yield
         finally:
             self.playing = False  # from here on a read gathers nothing
