@@ -48,7 +48,7 @@ from strategies.check.comparison import (
     roundings,
     shake_weights,
 )
-from strategies.check.first_difference import Begin, Calls
+from strategies.check.first_difference import Calls
 from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.snapshot import MovesOn, Snapshot
@@ -58,6 +58,7 @@ from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
 HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip the gradients of all ranks alike
+TWICE = 1e-3  # the relative difference of a loss that is computed twice: far above the rounding of any device
 SHOWN = 6  # differences in the error
 CALLERS = 3  # of torch.distributed
 WITHOUT = "PhaseStrategy(check=False) leaves the trial out"
@@ -79,6 +80,11 @@ BY_PIPELINE = (
     "Under policy pipeline a network gets a chunk of the samples at a time, and those of one rank after those of "
     "another. Where a layer looks at several samples, type +chunks:1, as in pipeline+chunks:1; where the forward tells "
     "samples apart by their place in the batch, type another policy."
+)
+WITHOUT_SEED = (
+    "has given two losses for the same samples. It draws numbers that nobody seeds, as by np.random.default_rng(), "
+    "random.seed() or a clock; or it remembers a trial in an object that no trial can put back, such as a ContextVar. "
+    "Draw with torch, gan.noise, np.random or random, which are seeded; or make a generator with a seed in __init__."
 )
 IN_A_NETWORK = (
     "So must a network that looks at several samples, as a batch norm that is written by hand, or call F.batch_norm, a "
@@ -373,30 +379,35 @@ class TrialRunner:
         seen = [dtypes for each in gather([trial.dtypes for trial in (together, *shaken)]) for dtypes in each]
         lines = replace(comparison, rounding=roundings(*seen)).lines(moved_by_rounding(alone, shaken))
         found = dict(line for each in gather(lines) for line in each.items())
-        together.begins = self._begins(own, samples) if found else []
+        if found:
+            self._explain(together, own, samples)
         return together, found
 
-    def _begins(self, own: Any, samples: Any) -> list[Begin]:
-        """Where each phase begins to differ, by two trials more. Of all ranks the one counts that differs first.
+    def _explain(self, trial: Trial, own: Any, samples: Any) -> None:
+        """Where each phase begins to differ, and which gives another loss each time, by two trials more.
 
-        Nothing where modules run on some of the ranks only.
+        Of all ranks the one counts that differs first. Nothing where modules run on some of the ranks only.
         """
         if not all(policy.runs_everywhere for policy in self.training.policies.values()):
-            return []
+            return
         batches = self.training.batches
         together, alone = Calls(self.game, batches), Calls(self.game, batches)
         drawn: ByPhase = {}
+        unlike: set[str] = set()
         with suppress(TooFew, UserError):
             with together.noted():
-                drawn = self.run(own).drawn
+                again = self.run(own)
             with alone.noted():
                 self.run(samples, alone=True)
-        found, world = [], self.training.world
+            drawn = again.drawn
+            once = {key: trial.losses.get(key, loss) for key, loss in again.losses.items()}
+            unlike = {key[0] for key, loss in again.losses.items() if abs(loss - once[key]) > TWICE * abs(loss)}
+        world = self.training.world
+        trial.unrepeated = {phase for each in world.gather(unlike) for phase in each}
         for phase in self.game.phases:
             count = max(1, batches.rows(own) // phase.micro_batches)
             each = world.gather(together.first_unlike(alone, phase.name, world, count, drawn.get(phase.name, {})))
-            found += sorted((begin for begin in each if begin is not None), key=lambda begin: begin.at)[:1]
-        return found
+            trial.begins += sorted((begin for begin in each if begin is not None), key=lambda begin: begin.at)[:1]
 
 
 def _differing(trial: Trial) -> str:
@@ -429,7 +440,9 @@ def _said(lines: Mapping[str, str], runner: "TrialRunner", trial: Trial) -> str:
     of_draws += [DRAWS_BY_GENERATOR] * bool(given)
     of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := in_words(seen))]
     advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws
-    if trial.drawn_alike:
+    if trial.unrepeated:
+        advice = [f"Phase {', '.join(map(repr, sorted(trial.unrepeated)))} {WITHOUT_SEED}"]
+    elif trial.drawn_alike:
         advice.insert(0, DRAWS_ALIKE)
     if trial.collectives:
         advice.append(f"{', '.join(sorted(trial.collectives)[:CALLERS])} calls torch.distributed. {WORDS}")

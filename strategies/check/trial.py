@@ -57,6 +57,7 @@ class Trial:
     remembered: dict[str, Tensor] = field(default_factory=dict)  # in the author's objects: see the Snapshot
     differing: list[str] = field(default_factory=list)  # of these: what differs from one device
     begins: list[Begin] = field(default_factory=list)  # where each phase begins to differ
+    unrepeated: set[str] = field(default_factory=set)  # phases that gave other losses in a second such trial
     drawn: ByPhase = field(default_factory=dict)  # by networks
     drawn_alike: bool = False  # whether the step has drawn from NumPy or Python
     dtypes: defaultdict[str, set[torch.dtype]] = field(default_factory=lambda: defaultdict(set))  # by phase

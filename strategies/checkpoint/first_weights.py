@@ -11,7 +11,7 @@ So a rank never holds more than its shares, one module that is being made, and a
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from strategies.batches.reachable import Reachable
 from strategies.policies.policy import Policy
 from strategies.sharding.bucket import UNSHARDED, memory_of
 from strategies.sharding.resharded_parameter import hide, resharded, show
-from strategies.world import World
+from strategies.world import World, agree
 
 UNSENT = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # that gloo or NCCL lacks
 
@@ -142,6 +142,26 @@ class FirstWeights:
         made = self.making.tensors.keys() | self.gone.keys()
         weights = policy.belongings.parameters.values() if policy in self.begin_sharded else ()
         return sum(weight.numel() * weight.element_size() for weight in weights if id(weight) in made)
+
+
+def refuse_other_networks(game: nn.Module, parts: Iterable[nn.Module], world: World) -> None:
+    """Weights go from rank to rank by their place in these parts, so each must have the same place on all ranks."""
+    names = {id(tensor): name for name, tensor in (*game.named_parameters(), *game.named_buffers())}
+    weights = [
+        f"'{names.get(id(tensor), name)}' {[*tensor.shape]}"
+        for part in parts
+        for name, tensor in (*part.named_parameters(), *part.named_buffers())
+    ]
+    if agree(weights, world.device):
+        return
+    everyone = world.gather(weights)
+    rank = next(number for number, each in enumerate(everyone) if each != everyone[0])
+    first, other = next(pair for pair in zip_longest(everyone[0], everyone[rank]) if pair[0] != pair[1])
+    raise UserError(
+        f"the networks are not the same on all ranks: rank 0 has {first or 'no more weights'} where rank {rank} has "
+        f"{other or 'no more weights'}; a set has another order in each process, so make layers and lists of weights "
+        f"over a list or sorted(...)"
+    )
 
 
 def refuse_one_memory(game: nn.Module) -> None:

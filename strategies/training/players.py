@@ -273,6 +273,7 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     first_weights.refuse_lazy(game)
     if several:
         first_weights.refuse_one_memory(game)
+        first_weights.refuse_other_networks(game, [game], strategy.world)
     averages = averages or last_averages(game)
     first_weights.move_game(game, strategy.root_device, strategy.precision_plugin, everywhere=several)
     game.assemble()
@@ -281,6 +282,9 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     strategy.groups.phases, world = game.phases, strategy.world
     seed = world.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
     strategy.lockstep.name_run(world, game.trainer if training else None)
+    if several:
+        modules = [player.module for player in game.players.values()]
+        first_weights.refuse_other_networks(game, modules, world)
 
     # The players.
     resumed = strategy.resumes_from is not None

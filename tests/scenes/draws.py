@@ -1,6 +1,7 @@
 """What networks and losses draw, by gan.noise, torch, NumPy and random."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -53,6 +54,32 @@ class Ambiguous(Draws):
 
     def fake(self, real):
         return super().fake(real) * torch.randn(8, dtype=real.dtype)[:6]
+
+
+class WithoutSeed(Draws):
+    """A published loss that makes its generator anew each time."""
+
+    def fake(self, real):
+        return super().fake(real) * np.random.default_rng().uniform(0.5, 2)
+
+
+class Unordered(Draws):
+    """Layers over a set of names, which each process has in another order."""
+
+    def __init__(self):
+        super().__init__()
+        names = ["day", "night"] if dist.get_rank() else ["night", "day"]
+        self.heads = nn.ModuleDict({name: nn.Linear(6, 6) for name in names})
+
+
+class Unlisted(Draws):
+    """A player over a set of weights: the network is the same, the player is not."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        weights = list(self.generator.parameters())
+        yield replace(generator, module=nn.ParameterList(weights[::-1] if dist.get_rank() else weights))
+        yield discriminator
 
 
 class Recurrent(Draws):
@@ -312,6 +339,7 @@ BY_TRIAL = {
     "steps": 3,
 }
 PROMISE = ("torch's own noise or dropout in a loss",)
+UNLIKE = "the networks are not the same on all ranks: rank 0 has 'heads.{}.weight' [6, 6] where rank 1 has 'heads.{}"
 ALONE = "would not train as one device does"
 
 DRAWS = {
@@ -323,6 +351,9 @@ DRAWS = {
             Refused(OF_EACH_RANK, "ddp", (ALONE, "seed the generator alike on all ranks")),
             Refused(BothWays, "ddp", (ALONE, "or all side by side")),
             Refused(PacksInParts, "single", "has micro-batches, and draws [1, 4] (normal_). In micro-batches a draw"),
+            Refused(WithoutSeed, "ddp", (ALONE, "has given two losses"), unsaid="mean over samples"),
+            Refused(Unordered, "zero3", UNLIKE.format("night", "day")),
+            Refused(Unlisted, "ddp", "the networks are not the same on all ranks: rank 0 has 'generator."),
             Refused(InALoop, "single ddp", "draws [4] (normal_) for each sample, in a loop"),
         ),
     ),
