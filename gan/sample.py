@@ -170,6 +170,8 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
         hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
         if action == "save-labels" and getattr(opened.game, "labels", 0):
             hint = f". The editor saves label maps: python -m gan.edit {quoted(settings.which)}"
+        if action == "translate" and action not in argv:
+            raise UserError(f"{opened.title}: {opened.about}, and translates no pictures; leave --inputs out")
         raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}{hint}")
     names = options_of(opened.kind, action) or options_of("any", action)
     everywhere = {"--device", "--file", "--standing", *(["--out"] if action == "translate" else [])}

@@ -22,6 +22,7 @@ from nets.stylegan import StyleGenerator
 
 PIXELS, MOST = 2**20, 64  # at once: pixels of all pictures together, and pictures
 LONGEST = 10_000  # numbers in a list
+FARTHEST = 2.0  # truncation: how far from the mean, where 1 is as trained
 Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10; in Python also range(64)
 
 
@@ -107,9 +108,14 @@ class Drawer:
         return F.one_hot(torch.tensor(numbers), self.classes).to(self.like)
 
     def w(self, z: Tensor, labels: Tensor | None = None, psi: float = 1.0, cutoff: int | None = None) -> Tensor:
-        """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean."""
+        """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean.
+
+        With a negative one they lie on its other side.
+        """
         if isinstance(psi, str) or isinstance(cutoff, str):
             raise UserError("--truncation and --cutoff take numbers; type e.g. --truncation 0.7")
+        if not abs(psi) <= FARTHEST:
+            raise UserError(f"--truncation {psi:g} is far from all that was trained; type e.g. --truncation 0.7")
         if psi == 1 and cutoff is not None:
             raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
         return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)

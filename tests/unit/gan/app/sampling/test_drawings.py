@@ -241,6 +241,8 @@ def test_without_pyav_a_video_is_a_gif_and_one_sentence(files, capsys, monkeypat
     ("words", "said"),
     [
         ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix; take a run of StyleGAN2"),
+        ("style.pkl --truncation 70", "--truncation 70 is far from all that was trained; type e.g. --truncation 0.7"),
+        ("style.pkl --inputs a.png", "it draws from seeds, and translates no pictures; leave --inputs out"),
         ("style.pkl --seed 7", "type --seeds and a list, such as --seeds 7"),
         ("style.pkl --cutoff 2", "a cutoff is for truncation; type --truncation too"),
         ("r3.pkl files --count 1 -o a.npz", "written to a folder or a .zip; type a name such as a.zip"),
