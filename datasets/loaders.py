@@ -72,6 +72,8 @@ class GanData(LightningDataModule):
             fewer = min(ranks, 1 << count.bit_length() >> 1) or 1
             fits = fewer << (count // fewer).bit_length() >> 1
             advice = f"try --batch-size {fits}" + f" on {fewer} rank{'s' * (fewer > 1)}" * (fewer < ranks)
+            if self.new_data:
+                advice = f"a resumed run keeps its batch, so give it {self.batch_size} or more to train on"
             what = f"{count} training samples do" if count != 1 else "1 training sample does"
             raise UserError(f"{what} not fill a batch of {self.batch_size}; {advice}")
         if self.val is not None:

@@ -68,6 +68,7 @@ def test_epochs_augment_anew_and_held_out_samples_stay_as_they_are():
         ({"batch_size": 64}, 64, r"50 training samples do not fill a batch of 64; try --batch-size 32 on 32 ranks$"),
         ({"batch_size": 45}, 40, r"batch 45 is not divisible by 40 ranks; try --batch-size 40, or 15 ranks$"),
         ({"batch_size": 64}, 1, r"50 training samples do not fill a batch of 64; try --batch-size 32"),
+        ({"batch_size": 64, "new_data": True}, 1, r"a resumed run keeps its batch, so give it 64 or more to train on$"),
         ({"batch_size": 8, "val": Numbers(3)}, 4, r"3 held-out .* for 4 ranks; hold out 4 or more by --held-out$"),
     ],
 )
