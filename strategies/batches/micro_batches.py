@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from gan.files.errors import UserError
@@ -93,6 +94,8 @@ class Batches:
                 return []
             rows = len(node)
             return [(ONE_ROW if rows == 1 else TENSOR, rows)]
+        if isinstance(node, PackedSequence):  # its rows are those of all steps in time
+            return [(TENSOR, int(node.batch_sizes[0]))]
         if (fields := _fields(node)) is not None:
             return [count for name, value in fields.items() for count in self.counts(value, f"{path}[{name!r}]")]
         if not isinstance(node, (list, tuple)) or not node:

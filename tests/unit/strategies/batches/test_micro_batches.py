@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.plugins.precision import Precision
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
@@ -175,6 +176,8 @@ def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():
     assert PLAIN.rows({"x": torch.zeros(1, 3)}) == 1
     assert PLAIN.row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]  # a second loader
     assert PLAIN.row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
+    packed = pack_padded_sequence(torch.zeros(4, 3, 2), torch.tensor([3, 3, 2, 1]), batch_first=True)
+    assert PLAIN.rows(packed) == PLAIN.rows({"packed": packed}) == 4
     with pytest.raises(UserError, match="the batch is a dict that holds nothing with a row for each sample"):
         PLAIN.rows({"name": "a", "size": (3, 4)})
 
