@@ -25,7 +25,7 @@ import copy
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -37,79 +37,22 @@ from torch import Tensor
 
 from gan.files.errors import UserError
 from gan.pool import ImagePool
-from nets.norm import unsynchronised
-from strategies.batches.draws import BY_GENERATOR, ByPhase, in_words
+from strategies.batches.draws import ByPhase
 from strategies.check import left_behind
-from strategies.check.comparison import (
-    A_MEAN_OVER_SAMPLES,
-    SHAKES,
-    Comparison,
-    moved_by_rounding,
-    roundings,
-    shake_weights,
-)
+from strategies.check.comparison import SHAKES, Comparison, moved_by_rounding, roundings, shake_weights
 from strategies.check.first_difference import Calls
 from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.snapshot import MovesOn, Snapshot
 from strategies.check.trial import FAILS, RanksDiffer, Trial, coarse_from_the_start
-from strategies.hooks import AFTER
+from strategies.check.verdict import IN_MICRO_BATCHES, Verdict, warn_of_kept, warn_of_unlike
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
 HALF = 0.5  # of the loss as one device: it rounds nothing, and shows hooks that clip the gradients of all ranks alike
 TWICE = 1e-3  # the relative difference of a loss that is computed twice: far above the rounding of any device
-SHOWN = 6  # differences in the error
-CALLERS = 3  # of torch.distributed
 WITHOUT = "PhaseStrategy(check=False) leaves the trial out"
 PATIENCE = 10.0  # seconds for all other ranks to fail as one has
-
-WORDS = (
-    "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that; or ask for the number of ranks in each "
-    "call, because one that was kept is not that of one device."
-)
-DRAWS = (
-    "A draw must have a row for each sample, or several: all draws of the game in blocks, as torch.cat makes them, or "
-    "all side by side, as nn.MultiheadAttention drops its weights (not with need_weights=False). Each rank must draw "
-    "equally often."
-)
-DRAWS_ALIKE = (
-    "NumPy and random give all ranks the same numbers: draw what each sample has of its own with torch or gan.noise."
-)
-BY_PIPELINE = (
-    "Under policy pipeline a network gets a chunk of the samples at a time, and those of one rank after those of "
-    "another. Where a layer looks at several samples, type +chunks:1, as in pipeline+chunks:1; where the forward tells "
-    "samples apart by their place in the batch, type another policy."
-)
-WITHOUT_SEED = (
-    "has given two losses for the same samples. It draws numbers that nobody seeds, as by np.random.default_rng(), "
-    "random.seed() or a clock; or it remembers a trial in an object that no trial can put back, such as a ContextVar. "
-    "Draw with torch, gan.noise, np.random or random, which are seeded; or make a generator with a seed in __init__."
-)
-IN_A_NETWORK = (
-    "So must a network that looks at several samples, as a batch norm that is written by hand, or call F.batch_norm, a "
-    "maximum over the batch, or a padding to its longest sample."
-)
-ON_GRADIENTS = (
-    "What a hook does to gradients, such as to clip them, belongs into on_before_optimizer_step; what a hook does to "
-    "the gradient of each picture, into the loss (docs/start/patterns.md)."
-)
-OF_LOADERS = (
-    "Where loaders have batches of different sizes, give a network the samples of one of them at a time: what it draws "
-    "for all together has no row for each sample."
-)
-SHARED = (
-    "Where loaders have batches of different sizes, what all samples share, such as class weights, belongs into an "
-    "attribute of the game: in the batch it may be taken for samples."
-)
-IN_MICRO_BATCHES = (
-    "In micro-batches a draw must have a row for each sample, or several in blocks; or leave micro_batches= out."
-)
-DRAWS_BY_GENERATOR = (
-    "With generator= numbers are drawn: leave that out, or take gan.noise; or seed the generator alike on all ranks, "
-    "and give it to torch.randn, torch.rand and torch.randint only."
-)
-
 
 Play = Callable[[Trial, Any], None]
 
@@ -156,24 +99,16 @@ def _say_what_differs(runner: "TrialRunner", together: Trial, lines: dict[str, s
     """Raise, or warn of what may be right."""
     training = runner.training
     if together.unlike:
-        rank_zero_warn(
-            f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
-            f"other numbers on each rank: by Phase(draws='torch'), in backward (add noise to gradients of weights in "
-            f"on_before_optimizer_step, to those of pictures in the loss: docs/start/patterns.md), or within nn.LSTM "
-            f"or attention on a GPU"
-        )
+        warn_of_unlike(together.unlike)
     for phase in training.game.phases:
         if wrong := training.draws.wrong_in_parts(phase, training.batches):
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
-        raise RanksDiffer(_said(lines, runner, together))
+        hooked = any("hook" in name for name in runner.snapshot.read)
+        raise RanksDiffer(Verdict(training, together, lines, runner.whole, hooked).text())
     training.draws.agreed()
     if together.differing:
-        rank_zero_warn(
-            f"a loss keeps {_differing(together)}. That is right for a log, but what losses, schedules and hooks "
-            f"read must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) or gan.ranks.gather(x) in "
-            f"place of x"
-        )
+        warn_of_kept(together.differing)
 
 
 def _not_checked(why: object) -> None:
@@ -408,53 +343,3 @@ class TrialRunner:
             count = max(1, batches.rows(own) // phase.micro_batches)
             each = world.gather(together.first_unlike(alone, phase.name, world, count, drawn.get(phase.name, {})))
             trial.begins += sorted((begin for begin in each if begin is not None), key=lambda begin: begin.at)[:1]
-
-
-def _differing(trial: Trial) -> str:
-    return f"other values in {', '.join(map(repr, trial.differing))} than one device would"
-
-
-def _said(lines: Mapping[str, str], runner: "TrialRunner", trial: Trial) -> str:
-    training, game, which = runner.training, runner.game, "all" if runner.whole else "a few"
-    begins = [each for each in trial.begins if any(f"phase '{each.phase}'" in text for text in lines)]
-    drew = {each.phase for each in trial.begins if each.drew} | {AFTER.name} if begins else trial.drawn.keys()
-    drawn = {phase: trial.drawn[phase] for phase in trial.drawn if phase in drew and trial.drawn[phase]}
-    draws = {draw.name for of_phase in drawn.values() for draw in of_phase.values()}
-    given = {name for name in draws if name.endswith(BY_GENERATOR)}
-    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
-    listed += "".join(f"\nIn phase '{each.phase}' {each.text}." for each in begins)
-    advice = list(dict.fromkeys(lines.values()))
-    inside = not begins or any(each.inside for each in begins)
-    several = bool(training.batches.ratios)  # loaders, with batches of different sizes
-    if A_MEAN_OVER_SAMPLES in advice:
-        formula = not begins or any(each.formula for each in begins)
-        hooked = any("hook" in name for name in runner.snapshot.read)
-        of_gradients = hooked and formula and not any(": loss '" in text for text in lines)
-        at = advice.index(A_MEAN_OVER_SAMPLES) + 1
-        advice[at:at] = [IN_A_NETWORK] * inside + [ON_GRADIENTS] * of_gradients + [SHARED] * bool(formula and several)
-    of_draws = [
-        *[DRAWS] * bool(draws - given and IN_MICRO_BATCHES not in advice),
-        *[OF_LOADERS] * bool(draws and several),
-    ]
-    of_draws += [DRAWS_BY_GENERATOR] * bool(given)
-    of_draws += [f"Phase '{phase}' draws {text}." for phase, seen in drawn.items() if (text := in_words(seen))]
-    advice = of_draws + advice if begins and all(each.drew for each in begins) else advice + of_draws
-    if trial.unrepeated:
-        advice = [f"Phase {', '.join(map(repr, sorted(trial.unrepeated)))} {WITHOUT_SEED}"]
-    elif trial.drawn_alike:
-        advice.insert(0, DRAWS_ALIKE)
-    if trial.collectives:
-        advice.append(f"{', '.join(sorted(trial.collectives)[:CALLERS])} calls torch.distributed. {WORDS}")
-    if inside and any(map(unsynchronised, [game, *(policy.player.module for policy in training.policies.values())])):
-        advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
-    if training.in_stages:
-        advice.append(BY_PIPELINE)
-    if trial.differing:
-        advice.append(f"A loss also keeps {_differing(trial)}.")
-    before = " Weights and checkpoints may differ since the trial before this one, so begin again." if game.step else ""
-    return (
-        f"{training.world.size} ranks would not train as one device does. In a trial of step {game.step}, on {which} "
-        f"samples of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
-        f"PhaseStrategy(check=False), or --check false under gan.fit"
-    )
