@@ -84,8 +84,8 @@ class Place:
     `others` is for a batch of several loaders with batch sizes of their own: the first row of each, by its number of
     rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
 
-    The rest is for draws of networks by torch's own functions (strategies/batches/draws.py). `follows`: they follow
-    the sample too. `seeded`: the author has seeded torch here, so torch's own generator draws; `of_seed` counts that.
+    The rest is for draws by torch's own functions (strategies/batches/draw_kernels.py). `follows`: they follow the
+    sample too. `seeded`: the author has seeded torch here, so torch's own generator draws; `of_seed` counts that.
     `known` are draws of which a trial has shown where their samples are, by call and site. `drawn` are those of the
     phase so far. `made` are those of this place, for a forward that is run again.
     """
@@ -274,7 +274,7 @@ def fill(out: Tensor, draw: Draw, place: Place, call: int, parts: Sequence[range
     total = count if parts is None else place.whole(count)
     high = _rows_of_a_block(total, out.numel() // (count or 1), out.is_cpu)
     at, last, block = 0, -1, out
-    token = _place.set(None)  # torch's own kernels fill a block: see strategies/batches/draws.py
+    token = _place.set(None)  # torch's own kernels fill a block: see strategies/batches/draw_kernels.py
     try:
         for part in (range(total),) if parts is None else parts:
             assert not part or part[-1] < total
@@ -375,7 +375,8 @@ class Dropout(nn.Dropout):
 def convert_dropout(module: nn.Module) -> None:
     """Let every nn.Dropout inside follow the sample, in place: objects and state-dict keys stay the same.
 
-    Dropout of other kinds follows the sample in losses, like all that torch draws there (strategies/batches/draws.py).
+    Dropout of other kinds follows the sample in losses, as all does that torch draws there: see
+    strategies/batches/draw_kernels.py.
     """
     for child in module.modules():
         if type(child) is nn.Dropout:

@@ -25,7 +25,7 @@ from gan.phase import Player
 from strategies import private
 from strategies.accelerator import correct_precision
 from strategies.advice import type_instead
-from strategies.batches.draws import draws_follow
+from strategies.batches.draw_kernels import draws_follow
 from strategies.check.replicas import Writes
 from strategies.checkpoint import first_weights
 from strategies.checkpoint.attributes import Attributes

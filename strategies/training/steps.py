@@ -13,7 +13,8 @@ from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import synchronised
 from strategies import private
-from strategies.batches.draws import draws_follow, for_all_ranks
+from strategies.batches.draw_kernels import draws_follow
+from strategies.batches.draws import for_all_ranks
 from strategies.check.replicas import compare_replicas, compare_settings
 from strategies.hooks import GameFirst, draws_alike
 from strategies.optimizers.making import check_saved, check_unaltered

@@ -16,7 +16,7 @@ from torch import nn
 
 from gan.files.errors import UserError
 from gan.noise import Place
-from strategies.batches.draws import draws_follow
+from strategies.batches.draw_kernels import draws_follow
 from strategies.placing.division import Division, placement_of
 from strategies.placing.messages import LEAVE, Call, Enter, Packed, Unpacker
 from strategies.placing.remote_player import Servers

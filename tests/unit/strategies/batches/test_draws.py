@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gan import noise
-from strategies.batches.draws import draws_follow
+from strategies.batches.draw_kernels import draws_follow
 
 
 @pytest.fixture(autouse=True)
