@@ -1,1 +1,1 @@
-"""What belongs to a sample, and what to a rank: loaders, batches, random draws, and objects that a loss can reach."""
+"""What belongs to a sample, and what to a rank: loaders, batches and random draws."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.batches.reachable import same_numbers
 from strategies.check.trial import Trial
+from strategies.objects.content import same_numbers
 from strategies.policies.policy import Policy
 
 # Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.

@@ -17,7 +17,8 @@ from torch import Tensor
 from gan.module import GanModule
 from strategies import private
 from strategies.batches import random_state
-from strategies.batches.reachable import Reachable, Scope, content_of, copied, differs, kind_of
+from strategies.objects.content import Scope, content_of, copied, differs, kind_of
+from strategies.objects.reachable import Reachable
 from strategies.policies.policy import Policy
 
 SLOW = 3.0  # seconds of this thread: a busy machine does not count

@@ -23,18 +23,8 @@ from torch import Tensor, nn
 from gan.files.errors import reading
 from gan.files.values import VALUES
 from gan.module import GanModule
-from strategies.batches.reachable import (
-    CACHE,
-    PLAIN,
-    TORCHS,
-    Reachable,
-    Scope,
-    alike,
-    content_of,
-    copied,
-    kind_of,
-    noted,
-)
+from strategies.objects.content import CACHE, PLAIN, TORCHS, Scope, alike, content_of, copied, kind_of, noted
+from strategies.objects.reachable import Reachable
 
 LIGHTNINGS = {"_hparams", "_hparams_initial"}  # made when they are first asked for
 OF_RNNS = {"_flat_weights", "_flat_weight_refs"}  # lists of the parameters of an nn.LSTM

@@ -27,7 +27,7 @@ from gan.module import GanModule
 from gan.pretrained import WeightFiles, open_files
 from strategies import private
 from strategies.accelerator import same_parameters
-from strategies.batches.reachable import Reachable
+from strategies.objects.reachable import Reachable
 from strategies.policies.policy import Policy
 from strategies.sharding.bucket import UNSHARDED, memory_of
 from strategies.sharding.resharded_parameter import hide, resharded, show

@@ -28,11 +28,11 @@ from gan.pool import ImagePool
 from strategies import private
 from strategies.batches import random_state
 from strategies.batches.draws import Draws
-from strategies.batches.reachable import alike
 from strategies.checkpoint import player_state
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.first_weights import FirstWeights
 from strategies.checkpoint.player_state import LeftOut
+from strategies.objects.content import alike
 from strategies.optimizers.updater import Updater
 from strategies.policies.policy import Policy
 

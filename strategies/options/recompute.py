@@ -20,7 +20,7 @@ from gan.phase import Player
 from nets.norm import torchs_own
 from strategies import private
 from strategies.batches import random_state
-from strategies.batches.reachable import ModuleAttributes
+from strategies.objects.content import ModuleAttributes
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.resharded_parameter import resharded, version_of
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from gan.files.errors import UserError
 from strategies import private
 from strategies.advice import type_instead
-from strategies.batches.reachable import copied, kind_of
+from strategies.objects.content import copied, kind_of
 from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run

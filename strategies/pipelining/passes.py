@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies.advice import type_instead
-from strategies.batches.reachable import PLAIN, ModuleAttributes, same
+from strategies.objects.content import PLAIN, ModuleAttributes, same
 from strategies.pipelining.cutting import Unit
 from strategies.pipelining.program import Endpoint, Meta, Pipe, Program, Transfer, UnitCall, in_bytes
 from strategies.pipelining.request import ForwardRequest, as_result

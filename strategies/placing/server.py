@@ -19,7 +19,7 @@ from gan.files.system import unless_within
 from gan.phase import Phase
 from strategies import private
 from strategies.batches import random_state
-from strategies.batches.reachable import TORCHS, alike, content_of, noted, same
+from strategies.objects.content import TORCHS, alike, content_of, noted, same
 from strategies.placing.messages import END, LEAVE, Bridge, Call, Enter, Packed, Returned, Slopes, Unpacker
 from strategies.policies.choice import ranks_as_typed
 from strategies.policies.policy import Policy

@@ -28,7 +28,7 @@ from gan.files.system import LINUX
 from gan.module import GanModule
 from strategies import private
 from strategies.batches import random_state
-from strategies.batches.reachable import Reachable
+from strategies.objects.reachable import Reachable
 from strategies.processes.starting import LaunchedStrategy, StartMethod, survive
 
 REFUSED, FOUND, TRAINED = "refused", "found", "trained"  # words of a UserError, results, the checkpoint after fit

@@ -10,11 +10,11 @@ from gan.phase import Phase
 from strategies import private
 from strategies.batches import random_state
 from strategies.batches.draws import Draws, for_all_ranks
-from strategies.batches.reachable import PLAIN
 from strategies.check.one_device import check_guesses, check_step, learn_draws
 from strategies.check.snapshot import read_by_losses
 from strategies.check.trial import Trial
 from strategies.hooks import AFTER
+from strategies.objects.content import PLAIN
 from strategies.training.incoming import Incoming
 from strategies.turn import Training, drawn_at
 

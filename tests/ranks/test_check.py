@@ -29,11 +29,11 @@ from gan.files.errors import UserError
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.batches.micro_batches import Batches
-from strategies.batches.reachable import Reachable
 from strategies.check import comparison, one_device, samples, trial
 from strategies.check.left_behind import LeftBehind
 from strategies.check.snapshot import MovesOn, Snapshot, StandIn
 from strategies.check.trial import Trial
+from strategies.objects.reachable import Reachable
 from strategies.observers import Casts
 from strategies.world import World
 from tests.support.hard_games import HARD, One, Plain

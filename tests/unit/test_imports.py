@@ -17,7 +17,7 @@ STOREYS = [
     "nets datasets",
     "gan/games gan/runs",
     "strategies/processes strategies/sharding strategies/pipelining strategies/options strategies/batches "
-    "strategies/optimizers "
+    "strategies/objects strategies/optimizers "
     "strategies/advice.py strategies/private.py strategies/accelerator.py strategies/observers.py strategies/world.py",
     "strategies/policies",
     "strategies/turn.py strategies/turn_errors.py strategies/guard.py strategies/hooks.py strategies/placing "

@@ -1,0 +1,1 @@
+"""The objects of the author's own code."""
