@@ -12,7 +12,7 @@ from gan.phase import Phase
 from strategies.cost.dry import Curve, Dry, NoOptimizer
 from strategies.cost.tracing import Event, Kind, Trace
 from strategies.observers import Ledger, Life
-from strategies.pipelining.passes import AHEAD
+from strategies.pipelining.wires import AHEAD
 from strategies.policies.amounts import Group, bubble, size_of
 from strategies.policies.pipeline import Pipeline
 

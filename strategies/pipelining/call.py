@@ -15,21 +15,22 @@ from strategies.advice import type_instead
 from strategies.objects.content import copied, kind_of
 from strategies.observers import OwnCollectives
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, another_way, run
-from strategies.pipelining.program import (
-    CARRIED,
+from strategies.pipelining.passes import BackwardPass, ForwardPass, StageChunks, run
+from strategies.pipelining.pipe import (
     OUTSIDE,
     Endpoint,
     ForwardPlan,
     Meta,
     Pipe,
-    Program,
     Transfer,
     UnitCall,
+    another_way,
     in_bytes,
     refuse_checkpoint,
 )
+from strategies.pipelining.program import CARRIED, Program
 from strategies.pipelining.request import ForwardRequest, as_result
+from strategies.pipelining.writes import Buffers
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.world import of_all
 

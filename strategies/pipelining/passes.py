@@ -1,207 +1,23 @@
 """The forward and the backward of a call, chunk by chunk."""
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies.advice import type_instead
-from strategies.objects.content import PLAIN, ModuleAttributes, same
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.program import Endpoint, Meta, Pipe, Program, Transfer, UnitCall, in_bytes
+from strategies.pipelining.pipe import Endpoint, Meta, Pipe, Transfer, UnitCall, another_way, in_bytes
+from strategies.pipelining.program import Program
 from strategies.pipelining.request import ForwardRequest, as_result
-from strategies.pipelining.schedule import Action, Step, messages, orders
+from strategies.pipelining.schedule import Action, orders
+from strategies.pipelining.wires import Wires
+from strategies.pipelining.writes import Buffers
 from strategies.sharding.resharded_parameter import version_of
-
-SMALL = 1024  # numbers in an attribute that is told to the other ranks
-SMALL_WEIGHT = 2**16  # numbers, so that comparing them takes no time
-
-
-class Buffers:
-    """What a forward writes into buffers, chunk by chunk.
-
-    Every chunk begins with the values from before the call. So a spectral norm, which one device moves once in a call,
-    moves once here. Each chunk has copies of its own, because a graph may have saved them. A chunk of another stage of
-    this rank has written other buffers.
-
-    The same holds for attributes, such as a count of calls: the author's Python runs for each chunk, and in the end an
-    attribute is as after one forward. Those of a unit are told to the other ranks, unless they are large: a cache.
-    """
-
-    def __init__(self, pipe: Pipe, names: Collection[str]) -> None:
-        self.pipe, self.modules = pipe, dict(pipe.network.named_modules())
-        mine = pipe.mine()
-        self.of_units = {m for unit in pipe.units if unit.stage in mine for m in unit.module.modules()}
-        self.weights = list(dict.fromkeys(weight for module in self.of_units for weight in module.parameters(False)))
-        self.chunks, self.before = 0, self._written()
-        buffers = {
-            f"{path}.{name}".lstrip("."): (module, name, buffer)
-            for path, module in self.modules.items()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        }
-        self.slots = {name: slot for name, slot in buffers.items() if name in names}
-        self.unplanned = {name: (*slot, version_of(slot[2])) for name, slot in buffers.items() if name not in names}
-        self.written: dict[str, Tensor] = {}  # buffers that were written in place, or that differ from before
-        self.attributes = ModuleAttributes(self.modules.values())
-        self.changed: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have assigned
-
-    def _written(self) -> tuple[list[Any], list[float]]:
-        """What changes when a weight is written. Of small ones also the norm: no version counts what `.data` writes."""
-        small: list[Tensor] = [
-            each for each in self.weights if each.is_floating_point() and each.numel() <= SMALL_WEIGHT
-        ]
-        norms = (
-            torch.stack([each.double() for each in torch._foreach_norm(small)]).nan_to_num().tolist() if small else []
-        )
-        return [(version_of(each), each.data_ptr()) for each in self.weights], norms
-
-    @contextmanager
-    def chunk(self) -> Iterator[None]:
-        self.chunks += 1
-        self.attributes.put_back()
-        for module, name, buffer in self.slots.values():
-            module._buffers[name] = buffer.clone()
-        try:
-            yield
-        finally:
-            for path, scope, before in zip(self.modules, self.attributes.scopes, self.attributes.before, strict=True):
-                if scope.owner in self.of_units:
-                    now = scope.read().items()
-                    changed = {name: each for name, each in now if not same(before.get(name, self), each)}
-                    self.changed |= {path: changed} if changed else {}
-            for key, (module, name, buffer) in self.slots.items():
-                now, module._buffers[name] = module._buffers[name], buffer
-                if now is None or now is buffer:
-                    continue
-                if version_of(now) or not torch.equal(now, buffer):
-                    self.written[key] = now
-        if (found := self.attributes.written()) is not None:
-            raise UserError(
-                f"player '{self.pipe.player}': its forward changes {found} in place, which a pipeline would do once "
-                f"for each chunk; assign a new one (self.x = [*self.x, new]), keep it in a buffer, or do it in the loss"
-            )
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        """After the last chunk: let the buffers have what the chunks have written."""
-        if self.chunks > 1 and self._written() != self.before:
-            raise UserError(
-                f"player '{self.pipe.player}': its forward writes its own weights, which a pipeline would do once for "
-                f"each chunk; type +chunks:1, as in pipeline+chunks:1, or keep what it writes in a buffer"
-            )
-        for key, (module, name, buffer, version) in self.unplanned.items():
-            if module._buffers.get(name) is not buffer or version_of(buffer) != version:
-                why = f"writes the buffer '{key}', which it did not in its first call with such arguments and flags"
-                raise another_way(self.pipe.player, why)
-        for key, now in self.written.items():
-            self.slots[key][2].copy_(now)
-        for path, changed in self.changed.items():
-            for name, each in changed.items():
-                vars(self.modules[path])[name] = pytree.tree_map_only(Tensor, partial(self._left, path, name), each)
-
-    def _left(self, path: str, name: str, tensor: Tensor) -> Tensor:
-        """A tensor that a unit has left in an attribute. Its gradient would reach one rank, in the midst of a graph."""
-        if tensor.is_leaf:
-            return tensor
-
-        def refuse(_: Tensor) -> None:
-            player = self.pipe.player
-            raise UserError(
-                f"player '{player}': a loss learns from what '{path}' leaves in its attribute '{name}', which a "
-                f"pipeline has on the rank of the layer only; let the network's forward return that, or type "
-                f"{type_instead(player, 'zero3')}"
-            )
-
-        with torch.enable_grad():
-            found = tensor.view_as(tensor)
-        found.register_hook(refuse)
-        return found
-
-    def assigned(self) -> dict[str, dict[str, Any]]:
-        """Those of the changed attributes that are small, and have no graph."""
-        found = {
-            path: {
-                name: each for name, each in changed.items() if sum(map(_numbers, pytree.tree_leaves(each))) <= SMALL
-            }
-            for path, changed in self.changed.items()
-        }
-        return pytree.tree_map_only(Tensor, Tensor.cpu, {path: each for path, each in found.items() if each})
-
-    def hear(self, told: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
-        for path, changed in pytree.tree_map_only(Tensor, lambda each: each.to(device), told).items():
-            vars(self.modules[path]).update(changed)
-
-
-def _numbers(value: Any) -> float:
-    """How many numbers there are in a part of an attribute. What cannot be told has too many."""
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return float("inf") if getattr(value, "requires_grad", False) else np.prod(value.shape)
-    return 1 if isinstance(value, PLAIN) else float("inf")
-
-
-AHEAD = 2  # receives that are begun before they are needed
-
-
-class Wires:
-    """The messages of a pass from rank to rank, in the one order that all know. See [Note: one order of all messages].
-
-    A message is named by whether it is one of a forward, by its transfer, and by its chunk.
-    """
-
-    def __init__(
-        self, pipe: Pipe, orders: Sequence[Sequence[Step]], transfers: Mapping[bool, Sequence[Transfer]]
-    ) -> None:
-        self.pipe, self.transfers, self.rank = pipe, transfers, pipe.rank
-        own = [each for each in messages(orders, transfers) if self.rank in (each.source, each.target)]
-        self.next = deque(each for each in own if each.source != each.target)
-        self.here: dict[tuple[bool, int, int], Tensor] = {}  # from another stage of this rank
-        self.running: dict[tuple[bool, int, int], tuple[Tensor, Any]] = {}
-        self.sending: list[tuple[Any, Tensor]] = []  # with the tensors, which must live until they are sent
-
-    def wait(self) -> None:
-        """Until all is sent. Chunks keep their wires, but not what these have sent."""
-        for work, _ in self.sending:
-            work.wait()
-        self.sending = []
-
-    def _begin_to_receive(self) -> None:
-        message = self.next.popleft()
-        room = self.transfers[message.forward][message.number].meta.empty(self.pipe.device)
-        self.running[message[:3]] = room, dist.irecv(in_bytes(room), group=self.pipe.group, group_src=message.source)
-
-    def _receives_next(self) -> bool:
-        return bool(self.next) and self.next[0].target == self.rank
-
-    def send(self, forward: bool, number: int, chunk: int, tensor: Tensor) -> None:
-        """Begin to send. The tensor must not change until the pass ends."""
-        transfer, tensor = self.transfers[forward][number], tensor.detach()
-        if self.pipe.rank_of(transfer.source) == self.pipe.rank_of(transfer.target):
-            self.here[forward, number, chunk] = tensor.clone()  # a block of the later stage may write into it
-            return
-        while self._receives_next():
-            self._begin_to_receive()
-        message, tensor = self.next.popleft(), tensor.contiguous()
-        assert message[:3] == (forward, number, chunk)
-        self.sending.append((dist.isend(in_bytes(tensor), group=self.pipe.group, group_dst=message.target), tensor))
-
-    def receive(self, forward: bool, number: int, chunk: int) -> Tensor:
-        name = forward, number, chunk
-        if name in self.here:
-            return self.here.pop(name)
-        while self._receives_next() and (name not in self.running or len(self.running) <= AHEAD):
-            self._begin_to_receive()
-        room, work = self.running.pop(name)
-        work.wait()
-        return room
 
 
 class StageChunk:
@@ -255,14 +71,6 @@ def _plain(leaves: Sequence[Any]) -> list[Any]:
 
 
 StageChunks = dict[Action, StageChunk]
-
-
-def another_way(player: str, what: str = "goes another way than before") -> UserError:
-    """The error where a forward differs between two calls, or between two ranks."""
-    return UserError(
-        f"player '{player}': its forward {what}; a pipeline needs the same blocks in the same order, in every call and "
-        f"on every rank; type {type_instead(player, 'zero3')}"
-    )
 
 
 class ForwardPass:

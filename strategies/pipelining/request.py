@@ -17,7 +17,8 @@ from gan.files.tensors import as_bytes
 from gan.noise import Place
 from strategies import private
 from strategies.batches import random_state
-from strategies.pipelining.program import CARRIED, ForwardPlan, Pipe, Program, in_bytes
+from strategies.pipelining.pipe import ForwardPlan, Pipe, in_bytes
+from strategies.pipelining.program import CARRIED, Program
 from strategies.sharding.resharded_parameter import version_of
 from strategies.world import of_all
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from strategies.pipelining.program import Transfer
+from strategies.pipelining.pipe import Transfer
 
 
 class Action(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gan.files.tensors import Share
-from strategies.pipelining.program import Pipe
+from strategies.pipelining.pipe import Pipe
 from strategies.sharding import bucket
 from strategies.sharding.reduction import GroupReduction, Joined
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show

@@ -20,7 +20,7 @@ from strategies.options.recompute import Recompute
 from strategies.pipelining import cutting
 from strategies.pipelining.call import call as call_in_stages
 from strategies.pipelining.cutting import Unit
-from strategies.pipelining.program import Pipe
+from strategies.pipelining.pipe import Pipe
 from strategies.pipelining.stage_storage import StageReduction, StageStorage
 from strategies.policies.amounts import size_of
 from strategies.policies.policy import Policy
@@ -45,8 +45,8 @@ class Pipeline(Policy):
     its stages, for the samples of all ranks of its group.
 
     Options: `stages` is the size of a group, or with `schedule:interleaved` the number of stages. `chunks` is in how
-    many parts the samples of a group go through the stages. See [Note: a call through a pipeline] and
-    [Note: one forward on many ranks] in pipelining/program.py.
+    many parts the samples of a group go through the stages. See [Note: a call through a pipeline] in
+    pipelining/pipe.py, and [Note: one forward on many ranks] in pipelining/program.py.
     """
 
     name = "pipeline"

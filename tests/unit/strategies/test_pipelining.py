@@ -14,10 +14,10 @@ from gan import Player, noise
 from gan.files.errors import UserError
 from gan.noise import Place
 from strategies.pipelining.cutting import cut, most_stages, networks_of, share_out, units_of
-from strategies.pipelining.passes import Buffers
-from strategies.pipelining.program import Meta, Transfer
+from strategies.pipelining.pipe import Meta, Transfer
 from strategies.pipelining.request import ChunkPlace
 from strategies.pipelining.schedule import Action, forwards, merged, messages
+from strategies.pipelining.writes import Buffers
 from strategies.policies.amounts import bubble
 from tests.support.staged_games import Tower
 
