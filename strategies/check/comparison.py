@@ -24,7 +24,8 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-3}
 COARSE = 5e-2  # for bfloat16 and float16
 # What differs by more is compared with what rounding does to it. See [Note: rounding is measured].
 SHAKES, SPREAD = 3, 100.0
-# But a gradient of this part of the player's largest, and this part of a loss, are not made of rounding alone.
+# But a gradient of this part of the player's largest, and this part of a loss, are not made of rounding alone: unless
+# rounding moves one by as much as the largest is, as where a network and a copy of it cancel.
 SMALL = 1e-2
 LEAST = 1e-4  # gradients that differ by this part of the rounding of the largest one are equal: sums that cancel
 SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
@@ -117,6 +118,8 @@ class Comparison:
             rounding = self.rounding[phase]
             small, least = max(SMALL, rounding) * largest, LEAST * rounding * largest
             measured = {key[-1]: gap for key, gap in allowed.items() if key[:-1] == ("gradient", phase, player)}
+            if max(measured.values(), default=0.0) >= SPREAD * largest:
+                small = math.inf
             pairs = {weight: (many.get(weight, 0.0), one.get(weight, 0.0)) for weight in one | many}
             apart = {
                 weight: pair
