@@ -273,7 +273,7 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     first_weights.refuse_lazy(game)
     if several:
         first_weights.refuse_one_memory(game)
-        first_weights.refuse_other_networks(game, [game], strategy.world)
+        first_weights.refuse_other_networks(game, [game], strategy.world)  # which `move_game` makes those of rank 0
     averages = averages or last_averages(game)
     first_weights.move_game(game, strategy.root_device, strategy.precision_plugin, everywhere=several)
     game.assemble()
@@ -284,7 +284,7 @@ def set_up_players(strategy: RanksStrategy, game: GanModule, players: Players, a
     strategy.lockstep.name_run(world, game.trainer if training else None)
     if several:
         modules = [player.module for player in game.players.values()]
-        first_weights.refuse_other_networks(game, modules, world)
+        first_weights.refuse_other_networks(game, modules, world)  # a list of weights may have an order of its own
 
     # The players.
     resumed = strategy.resumes_from is not None
