@@ -157,14 +157,14 @@ def _grown(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> dict[int, int
 
 
 def _in_loops(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> list[str]:
-    """The draws of one shape that a line makes as often as there are samples. All micro-batches get the same ones."""
+    """The draws of one shape that are made as often as there are samples. All micro-batches get the same ones."""
     counts, rows = [], []
     for drawn in (few.values(), many.values()):
-        own = [each for each in drawn if not each.whole and not each.name.endswith(BY_GENERATOR)]
-        counts.append(Counter((each.site, each.name, each.shape) for each in own))
+        own = [each for each in drawn if not each.name.endswith(BY_GENERATOR)]
+        counts.append(Counter((each.name, each.shape) for each in own))
         rows.append(max((each.rows for each in own), default=0))
     return [
         f"{list(shape)} ({name}) for each sample, in a loop"
-        for (site, name, shape), often in counts[0].items()
-        if rows[0] < rows[1] and counts[1][site, name, shape] * rows[0] == often * rows[1]
+        for (name, shape), often in counts[0].items()
+        if rows[0] < rows[1] and counts[1][name, shape] * rows[0] == often * rows[1]
     ]

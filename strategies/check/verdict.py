@@ -114,8 +114,9 @@ class Verdict:
 
     @cached_property
     def begins(self) -> list[Begin]:
-        """Where the phases that differ begin to."""
-        return [each for each in self.trial.begins if any(f"phase '{each.phase}'" in text for text in self.lines)]
+        """Where the phases that differ begin to. After draws in a loop all that is drawn is other numbers."""
+        found = [each for each in self.trial.begins if not self.training.draws.looped.get(each.phase)]
+        return [each for each in found if any(f"phase '{each.phase}'" in text for text in self.lines)]
 
     @property
     def in_a_network(self) -> bool:
@@ -145,7 +146,9 @@ class Verdict:
         if by_generator:
             yield DRAWS_BY_GENERATOR
         for phase, seen in drawn.items():
-            if text := in_words(seen):
+            if looped := self.training.draws.looped.get(phase):
+                yield f"Phase '{phase}' draws {', '.join(looped)}: draw for all at once."
+            elif text := in_words(seen):
                 yield f"Phase '{phase}' draws {text}."
 
     def _drawn(self) -> ByPhase:

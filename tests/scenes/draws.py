@@ -355,6 +355,10 @@ DRAWS = {
             Refused(Unordered, "zero3", UNLIKE.format("night", "day")),
             Refused(Unlisted, "ddp", "the networks are not the same on all ranks: rank 0 has 'generator."),
             Refused(InALoop, "single ddp", "draws [4] (normal_) for each sample, in a loop"),
+            Refused(
+                having(InALoop, micro_batches=1), "ddp",
+                (ALONE, "draws [4] (normal_) for each sample, in a loop: draw for all at once"), unsaid="begins",
+            ),
         ),
     ),
     "draws in micro-batches": Scene(
