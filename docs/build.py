@@ -63,7 +63,7 @@ def check_command(words: list[str]) -> None:
 @contextlib.contextmanager
 def reader() -> Iterator[Path]:
     """Inside the `with`, we are in the folder of somebody who has followed the guide: a game, and a run."""
-    from gan.app.run import options
+    from gan.app.run import options, settings_file
 
     before, path = Path.cwd(), list(sys.path)
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
@@ -74,7 +74,7 @@ def reader() -> Iterator[Path]:
             Path("answers.py").write_text("\n\n".join(blocks((DOCS / "guide/questions.md").read_text(), "python")))
             Path("samples").symlink_to(ROOT / "samples")
             Path("runs/001-sean-faces/checkpoints/step-000400.ckpt").mkdir(parents=True)
-            Path("runs/001-sean-faces/settings.yaml").write_text(options.dump(options.parse([])[0], "sean-faces"))
+            Path("runs/001-sean-faces/settings.yaml").write_text(settings_file.dump(options.parse([])[0], "sean-faces"))
             yield Path(name)
         finally:
             os.chdir(before)

@@ -6,7 +6,7 @@ from jsonargparse import Namespace
 
 from gan.app.command import command, working
 from gan.app.outputs import run, say
-from gan.app.run import options
+from gan.app.run import command_line, options
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError, table
 
@@ -43,7 +43,7 @@ def parse(argv: list[str]) -> Namespace:
     what = "where to write; default: compare.html beside the first run's folder"
     parser.option("-o --file", Path, what, metavar="FILE")
     options.add_device(parser)
-    request = parser.parse_args(options.arguments(argv))
+    request = parser.parse_args(command_line.arguments(argv))
     if len(request.runs) < 2:
         alone = f"'{request.runs[0]}' alone cannot be compared; " if request.runs else ""
         raise UserError(f"{alone}type two runs or more")

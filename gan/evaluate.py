@@ -12,7 +12,7 @@ from jsonargparse.typing import PositiveInt
 
 from gan.app.command import command, on_ranks
 from gan.app.outputs import run, say
-from gan.app.run import options
+from gan.app.run import command_line, options
 from gan.app.run.parser import Parser, items, listed
 from gan.app.scoring.names import COMPARED, NEEDS, TITLES, TRAINED_ON, against
 from gan.files.disk import write_whole
@@ -90,7 +90,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
     add("--devices", options.Devices, what, "auto")
     add("--accelerator", str, options.ACCELERATOR, "auto")
-    request = options.parse_saved_run(parser, options.arguments(argv))
+    request = options.parse_saved_run(parser, command_line.arguments(argv))
     request.scores = () if request.scores == "all" else tuple(items(request.scores))
     request.ignore_labels = tuple(map(int, filter(None, items(request.ignore_labels))))
     return request

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gan.app.command import command, working
 from gan.app.outputs import run, say
-from gan.app.run import options
+from gan.app.run import command_line, options
 from gan.app.run.parser import Parser, items, listed
 from gan.files.disk import free_name, name_for, whole_file
 from gan.files.errors import UserError, explained
@@ -103,7 +103,7 @@ def parse(argv: list[str]) -> Namespace:
     add("--licence", str, what, metavar="TEXT")
     what = "also the generator as a program without our code: torch (.pt2), onnx or both, with a comma"
     add("--format", Formats, what, metavar="LIST")
-    return options.parse_saved_run(parser, options.arguments(argv))
+    return options.parse_saved_run(parser, command_line.arguments(argv))
 
 
 def export(
@@ -190,7 +190,7 @@ def take_from_run(settings: Namespace, argv: Sequence[str] = ()) -> list[str]:
     if (scale := opened.settings.get("load_size")) and settings.get("load_size", 0) is None:
         settings.load_size = scale
         words += ["--load-size", str(scale)]
-    typed_here = {word.partition("=")[0] for word in options.arguments(argv)}
+    typed_here = {word.partition("=")[0] for word in command_line.arguments(argv)}
     known = (*SHAPES, "size") if isinstance(settings.get("size"), int) else SHAPES  # None was filled in above
     for name in known if first.suffix != ".pkl" else ():  # which says itself what its networks are
         theirs = opened.settings.get(name)

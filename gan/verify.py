@@ -12,7 +12,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from datasets.batches import check_divides
 from gan.app.command import command, working
 from gan.app.outputs import run, say
-from gan.app.run import options
+from gan.app.run import command_line, options, settings_file
 from gan.app.run.parser import Numbers, Parser, items
 from gan.app.run.resumed import to_resume
 from gan.files.errors import UserError
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """`strategy` and `devices` are lists. `found` is the run and the checkpoint that `--from-checkpoint` means."""
-    known = options.early(options.run_first(options.arguments(argv)), run=None, from_checkpoint=None)
+    known = command_line.early(command_line.run_first(command_line.arguments(argv)), run=None, from_checkpoint=None)
     run, saved, found = options.DEFAULT_RUN, {}, None
     if known.from_checkpoint:
         typed = ["--run", known.run] if known.run else []
@@ -85,7 +85,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
         description="Train a run on one device and under strategies on several ranks, and compare.",
         epilog=EXAMPLES,
     )
-    options.dump(settings, settings.run)  # refuses a setting that gan.fit refuses, and no rank can be given
+    settings_file.dump(settings, settings.run)  # refuses a setting that gan.fit refuses, and no rank can be given
     settings.found = found
     settings.strategy = options.strategies(settings.strategy)
     settings.devices = list(map(int, items(settings.devices)))

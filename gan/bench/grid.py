@@ -29,7 +29,8 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from gan.app.planning.opening import opened
-from gan.app.run.options import parameters, strategies
+from gan.app.run.command_line import parameters
+from gan.app.run.options import strategies
 from gan.app.run.parser import Numbers, items
 from gan.app.training import metrics
 from gan.bench.device import Counter, Measuring, now_on_all, payload, train, wait

@@ -14,7 +14,8 @@ from jsonargparse import Namespace
 
 from gan.app.outputs import say
 from gan.app.planning.opening import Opened, opened
-from gan.app.run.options import run_first, run_settings, without
+from gan.app.run.command_line import run_first, without
+from gan.app.run.options import run_settings
 from gan.files.errors import UserError, table
 from gan.phase import Player
 from gan.runs import build, short_name

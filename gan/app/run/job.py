@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from gan.app.run.options import nodes, without
+from gan.app.run.command_line import without
+from gan.app.run.options import nodes
 from gan.files.errors import UserError, explained
 from gan.runs import short_name
 from strategies.processes import slurm

@@ -4,20 +4,17 @@ import argparse
 import difflib
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import Enum
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
 
 from gan.app.run import folder, settings_file
+from gan.app.run.command_line import arguments, early, parameters, renamed, run_first
 from gan.app.run.parser import Parser, listed
+from gan.app.run.settings_file import plain
 from gan.files.errors import UserError, reason
 from gan.runs import find, full_name, short_name
 from gan.runs.run import Unchosen
@@ -35,7 +32,6 @@ Note = restricted_string_type("Note", r"^[\w.=+-]+$", docstring="letters, digits
 Devices = PositiveInt | Literal["auto"] | Indices
 HOSTS_OWN = {"config", "slurm", "submit", "list_runs", "devices", "nodes", "rendezvous", "restarts", "accelerator"}
 HOSTS_OWN |= {"resume", "out", "workers", "logger"}
-PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit", "note")
 
 INCEPTION = "FID's network: torch-fidelity (downloaded once), or a file of that or NVIDIA's"
 
@@ -56,7 +52,7 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run
     and one is typed, which then begins: the script of a job may be the same each time.
     """
-    argv = _renamed(run_first(arguments(argv)))
+    argv = renamed(run_first(arguments(argv)))
     lengths = dict(kimg=None, epochs=None, falling_epochs=None, max_steps=None)
     known = early(argv, run=None, resume=None, out="runs", config=[], **lengths)
     _refuse_idle_out(argv, known.resume, ", or resume a copy of the run's folder")
@@ -110,25 +106,6 @@ def _saved_run(settings: Path, typed: str | None) -> str:
     if ":" in saved and ":" in typed:
         return typed  # whose networks are compared with the checkpoint's
     raise UserError(f"'{settings.parent}' is a run of {saved}, not of {typed}; leave --run out")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes a value that is there twice twice. Aliases are not read, see settings_file.py."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def dump(settings: Namespace, run: str) -> str:
-    """All settings as YAML, without those that belong to a single call of the command."""
-    kept = {name: written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
-    try:
-        text = yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-        if text.replace("\n", "").isprintable():
-            return text
-        return yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False)  # what is not printable as escapes
-    except yaml.YAMLError as error:
-        raise UserError(f"{run} has a setting that cannot be written to settings.yaml: {error.args[-1]!r}") from error
 
 
 def of_all_ranks(settings: Namespace) -> dict[str, str]:
@@ -188,7 +165,7 @@ def _check_kinds(found: dict[str, Any], parser: Parser) -> None:
 def run_settings(settings: Namespace) -> dict[str, Any]:
     names = parameters(settings.run)
     found = {name: value for name, value in settings.as_dict().items() if name in names}
-    return {name: value if isinstance(value, Unchosen) else _plain(value) for name, value in found.items()}
+    return {name: value if isinstance(value, Unchosen) else plain(value) for name, value in found.items()}
 
 
 def _parser(run: str) -> Parser:
@@ -284,16 +261,6 @@ def add_checks(parser: Parser) -> None:
     parser.flag("--debug", "slower: be deterministic, find NaNs, compare ranks, try each phase more often")
 
 
-def early(argv: list[str], **defaults: Any) -> argparse.Namespace:
-    """The values of some options, read before it is known which run's settings are options too. A list has all."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name, default in defaults.items():
-        how: dict[str, Any] = {"action": "append"} if default == [] else {"const": default}
-        how["nargs"] = "?"  # if nothing follows, the next parser says so
-        parser.add_argument(f"--{name}", default=default, **how)
-    return parser.parse_known_args(argv)[0]
-
-
 def run_parser(
     run: str,
     add_own: Callable[[Parser], None],
@@ -319,7 +286,7 @@ def run_parser(
     if ":" not in run and isinstance(batch := parser.get_defaults().get("batch_size"), int):
         parser.set_defaults(batch_size=Unchosen(batch))
     named = {action.dest: action for action in parser._actions}
-    if {"config", "config_"} <= named.keys():  # both are typed --config, see _renamed
+    if {"config", "config_"} <= named.keys():  # both are typed --config, see renamed
         named["config_"].help = f"{named['config_'].help} Or a YAML file of settings, such as a run's settings.yaml."
         named["config"].help = argparse.SUPPRESS
     return parser
@@ -337,7 +304,7 @@ def parse_run(
 
     `add_own` adds the options of the command itself; for `texts` see `run_parser`.
     """
-    argv = _renamed(run_first(arguments(argv)))
+    argv = renamed(run_first(arguments(argv)))
     run = full_name(early(argv, run=default).run)
     parser = run_parser(run, add_own, default, **texts)
     parser.set_defaults(dict(saved or {}))
@@ -372,97 +339,9 @@ def _strategies() -> str:
     )
 
 
-@cache  # a command asks several times, and jsonargparse reads the source of functions for it
-def parameters(run: str) -> frozenset[str]:
-    """The names of the run's own settings, also those that it passes to another function."""
-    found = ArgumentParser().add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run)
-    return frozenset(found)
-
-
 def nodes(text: str) -> tuple[int, int]:
     """The least and the most number of hosts, of what is typed: N or LEAST:MOST."""
     least, _, most = str(text).partition(":")
     if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
         raise UserError(f"--nodes {text}: type how many hosts there are, such as --nodes 2, or --nodes 1:4")
     return int(least), int(most or least)
-
-
-def arguments(argv: Sequence[str] | None = None) -> list[str]:
-    """What a person typed, with underscores in options. torch.distributed.launch puts the local rank before it.
-
-    The environment says that number too, also under the other launchers.
-    """
-    argv = sys.argv[1:] if argv is None else argv
-    if argv and re.fullmatch(r"--local[-_]rank=\d+", argv[0]):
-        argv = argv[1:]
-    return [underscores(argument) for argument in argv]
-
-
-def _renamed(argv: Sequence[str]) -> list[str]:
-    """Options that a run's argument cannot be called: `--from` is a word of Python, `--config` names a file too.
-
-    `--config paper256` is the argument `config_` of a run that has one, and so is HiFi-GAN's `--config config.json`;
-    `--config settings.yaml`, or what else is a file, has settings.
-    """
-    words = [re.sub(r"^--from(?==|$)", "--from_", word) for word in argv]
-    run = early(words, run=None).run
-
-    def is_published(value: str) -> bool:
-        if run is not None and "config_" not in parameters(full_name(run)):
-            return False
-        there = Path(value).exists() if run is None else Path(value).is_file()  # a folder may have the same name
-        return value.endswith(".json") or (bool(re.fullmatch(r"\w[\w-]*", value)) and not there)
-
-    for at, (word, value) in enumerate(pairwise([*words, ""])):
-        name, given, config = word.partition("=")
-        if name == "--config" and is_published(config if given else value):
-            words[at] = f"--config_{given}{config}"
-    return words
-
-
-def run_first(argv: list[str]) -> list[str]:
-    """The arguments with `--run` before a run that is the first word.
-
-    torchrun takes `--run` for its own `--run-path`, unless `--` stands before the program. settings.yaml has `run`.
-    """
-    if not argv or argv[0].startswith("-"):
-        return argv
-    if any(argument.partition("=")[0] == "--run" for argument in argv):
-        raise UserError(f"the run is named twice, by '{argv[0]}' and by --run; leave --run out")
-    return ["--run", *argv]
-
-
-def underscores(argument: str) -> str:
-    """Write an option with underscores, so that `--max-steps` and `--max_steps` are the same."""
-    return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
-
-
-def without(argv: Sequence[str], options: Collection[str]) -> list[str]:
-    kept, left_out = [], False
-    for word in argv:
-        if word.startswith("--"):
-            left_out = underscores(word).partition("=")[0] in options
-        if not left_out:
-            kept.append(word)
-    return kept
-
-
-def written(name: str, value: Any) -> Any:
-    """The value as settings.yaml has it, from which it is read again by its type.
-
-    The path of data, or of a file to begin from, is written from the root: so the run can be opened from any folder.
-    """
-    if isinstance(value, Enum):
-        return value.name
-    typed = name in ("data", "from_", "mels", "config_") and isinstance(value, str) and value
-    if (typed or isinstance(value, Path)) and Path(value).exists():
-        return str(Path(value).absolute())
-    return str(value) if isinstance(value, Path | str) else _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """The value as a plain Python number. YAML does not know jsonargparse's types, such as PositiveInt."""
-    for kind in (bool, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    return value

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gan.app.run import options
+from gan.app.run import options, settings_file
 from gan.app.run.folder import RunFolder, is_checkpoint
 from gan.files.checkpoint import check
 from gan.files.errors import Damaged, UserError
@@ -66,7 +66,7 @@ class Resumed:
         saved = options.load(folder.settings, run)
         self.before = {**options.run_settings(saved), "precision": saved.precision}
         both = ((name, value, self.before.get(name)) for name, value in now.items())
-        written = options.written  # the path of one folder may be typed from here or from the root
+        written = settings_file.written  # the path of one folder may be typed from here or from the root
         self.changed = [name for name, value, before in both if written(name, value) != written(name, before)]
 
     def __str__(self) -> str:

@@ -1,15 +1,17 @@
-"""Reads a file of settings, such as a run's settings.yaml. A person may have edited it, or may have named another file.
+"""Reads and writes a file of settings, such as a run's settings.yaml. A person may have edited it, or named another.
 
 Whatever the file is, reading takes little time and memory, runs no code, and no error shows what is in the file, except
 names of settings and values that are wrong.
 """
 
 import re
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
 import yaml
+from jsonargparse import Namespace
 
 from gan.files.disk import read_text
 from gan.files.errors import UserError
@@ -80,3 +82,48 @@ def limit_typed_values() -> None:
         return reads(text)
 
     jsonargparse.set_loader("yaml", checked, (yaml.YAMLError,))
+
+
+# ---- writing ----
+
+PASSING = ("resume", "dry_run", "list_runs", "debug", "new_data", "config", "rendezvous", "slurm", "submit", "note")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that is there twice twice. Aliases are not read, see `read`."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump(settings: Namespace, run: str) -> str:
+    """All settings as YAML, without those that belong to a single call of the command."""
+    kept = {name: written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
+    try:
+        text = yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        if text.replace("\n", "").isprintable():
+            return text
+        return yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False)  # what is not printable as escapes
+    except yaml.YAMLError as error:
+        raise UserError(f"{run} has a setting that cannot be written to settings.yaml: {error.args[-1]!r}") from error
+
+
+def written(name: str, value: Any) -> Any:
+    """The value as settings.yaml has it, from which it is read again by its type.
+
+    The path of data, or of a file to begin from, is written from the root: so the run can be opened from any folder.
+    """
+    if isinstance(value, Enum):
+        return value.name
+    typed = name in ("data", "from_", "mels", "config_") and isinstance(value, str) and value
+    if (typed or isinstance(value, Path)) and Path(value).exists():
+        return str(Path(value).absolute())
+    return str(value) if isinstance(value, Path | str) else plain(value)
+
+
+def plain(value: Any) -> Any:
+    """The value as a plain Python number. YAML does not know jsonargparse's types, such as PositiveInt."""
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return value

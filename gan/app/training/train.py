@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
 from datasets import GanData
 from datasets.files.pictures import facts_of
 from gan.app.outputs import say
-from gan.app.run import folder, options
+from gan.app.run import folder, options, settings_file
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, newest_whole, to_resume, what_to_type, where_data_are
@@ -96,7 +96,7 @@ class Beginning:
             raise where_data_are(error, now) if self.trained is not None else error from None
         if ":" not in settings.run and "batch_size" in settings:
             settings.batch_size = self.run.batch_size
-        self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
+        self.summary, self.all_settings = describe(self.run.game), settings_file.dump(settings, settings.run)
         self.summary += f"\nsettings\n  {self.run.words}\n" if self.run.chosen else ""
         self.summary += f"\nbegun from\n  {settings.from_}\n" if settings.get("from_") else ""
 

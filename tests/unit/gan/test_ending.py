@@ -21,7 +21,7 @@ from gan import fit as command
 from gan.app import command as command_module
 from gan.app.editing import editors
 from gan.app.outputs import Output, outputs
-from gan.app.run import options, reopen
+from gan.app.run import options, reopen, settings_file
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Keep
@@ -368,7 +368,7 @@ def test_it_names_versions_devices_and_what_the_run_was_trained_with(tmp_path, c
     run = tmp_path / "001-r3gan-faces"
     (run / "checkpoints/step-000020.ckpt").mkdir(parents=True)
     settings = options.parse(["r3gan-faces", "--batch-size", "12"])[0]
-    (run / "settings.yaml").write_text(options.dump(settings, settings.run))
+    (run / "settings.yaml").write_text(settings_file.dump(settings, settings.run))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert env.main([str(run)]) == 0
     said = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gan import export
-from gan.app.run.options import _renamed, arguments
+from gan.app.run.command_line import arguments, renamed
 from gan.files.errors import UserError
 from gan.runs import biggan, build
 from gan.runs.r3gan import PRESETS as R3GANS
@@ -176,4 +176,4 @@ def test_words_that_are_also_others_can_be_typed():
     typed = "--config paper256 --config=auto --config settings.yaml --from a.pkl --from=b.pkl --config f16-16384"
     named = "--config_ paper256 --config_=auto --config settings.yaml --from_ a.pkl --from_=b.pkl --config_ f16-16384"
     more, same = "--config=imagenet128-ch64 --config --debug", "--config_=imagenet128-ch64 --config --debug"
-    assert _renamed(arguments(f"{typed} {more}".split())) == f"{named} {same}".split()
+    assert renamed(arguments(f"{typed} {more}".split())) == f"{named} {same}".split()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gan import verify as verify
-from gan.app.run import options
+from gan.app.run import options, settings_file
 from gan.files.errors import UserError
 from gan.runs import build, find, full_name, short_name
 from tests.support.posix import not_on_windows
@@ -72,7 +72,10 @@ def test_a_setting_that_no_file_of_settings_can_hold_is_refused(here):
     text = GAME.replace("from gan.runs", "from datetime import timedelta\nfrom gan.runs")
     (here / "mine.py").write_text(text.replace('name: str = "x"', "long: timedelta = timedelta(1)"))
     settings, _ = options.parse(["--run", "mine.py:paint"])
-    for refuses in (lambda: options.dump(settings, settings.run), lambda: verify.parse(["--run", "mine.py:paint"])):
+    for refuses in (
+        lambda: settings_file.dump(settings, settings.run),
+        lambda: verify.parse(["--run", "mine.py:paint"]),
+    ):
         with pytest.raises(UserError, match=r"mine.py:paint has a setting that cannot be written to settings.yaml"):
             refuses()
 

@@ -17,7 +17,7 @@ from lightning import Trainer
 from datasets import Tones
 from datasets.files.pictures import facts_of
 from gan import fit, runs
-from gan.app.run import options, reopen
+from gan.app.run import options, reopen, settings_file
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
@@ -288,7 +288,7 @@ def test_a_share_of_a_folder_is_held_out_and_said_and_runs_of_before_keep_their_
     """Settings of before have null, which meant the last 16 by name."""
     layouts.pairs(tmp_path, *range(10, 50))
     (tmp_path / "old.yaml").write_text("run: sean\nheld_out: null\n")
-    (tmp_path / "new.yaml").write_text(options.dump(options.parse(["sean"])[0], "sean"))
+    (tmp_path / "new.yaml").write_text(settings_file.dump(options.parse(["sean"])[0], "sean"))
     held_out = {}
     for age in ("old", "new"):
         chosen = options.load(tmp_path / f"{age}.yaml").held_out

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from gan.app.run import folder, options
+from gan.app.run import folder, options, settings_file
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, where_data_are
 from gan.files.errors import UserError
@@ -152,7 +152,7 @@ def trained(tmp_path):
 def resumed(folder, typed=()):
     """The run resumed with what is typed, in place of the saved settings."""
     settings, _ = options.parse([NAME, "--batch-size", "4", "--data", "mine"])
-    folder.settings.write_text(options.dump(settings, NAME))
+    folder.settings.write_text(settings_file.dump(settings, NAME))
     now, where = options.parse(["--resume", str(folder.path), *typed])
     return Resumed(where[0], NAME, {**options.run_settings(now), "precision": now.precision})
 
@@ -202,5 +202,5 @@ def test_settings_have_the_whole_path_of_data_that_are_there(here):
     Path("mine").mkdir()
     for typed, kept in (("mine", str(here / "mine")), ("absent", "absent")):
         settings, _ = options.parse([NAME, "--data", typed])
-        assert yaml.safe_load(options.dump(settings, NAME))["data"] == kept
+        assert yaml.safe_load(settings_file.dump(settings, NAME))["data"] == kept
         assert settings.data == typed

@@ -13,7 +13,7 @@ from gan import export as export
 from gan import fit as fit
 from gan import sample as sample
 from gan import verify as verify
-from gan.app.run import folder, options
+from gan.app.run import folder, options, settings_file
 from gan.app.run.parser import OF_OTHER_TRAINERS
 from gan.app.run.settings_file import MOST, read
 from gan.files.errors import UserError
@@ -27,7 +27,7 @@ def saved(here, *arguments):
     """A run with those settings and a checkpoint."""
     settings, _ = options.parse(list(arguments))
     run = folder.create(here / "runs", short_name(settings.run))
-    run.settings.write_text(options.dump(settings, settings.run))
+    run.settings.write_text(settings_file.dump(settings, settings.run))
     run.checkpoint(1).mkdir(parents=True)
     return run
 
@@ -61,7 +61,7 @@ def test_a_batch_that_nobody_typed_is_known_as_such(here):
     ):
         for typed in commands:
             assert type(options.run_settings(options.parse(typed.split())[0])["batch_size"]) is kind, typed
-    assert yaml.safe_load(options.dump(options.parse(["pix2pix"])[0], "pix2pix"))["batch_size"] == 1
+    assert yaml.safe_load(settings_file.dump(options.parse(["pix2pix"])[0], "pix2pix"))["batch_size"] == 1
 
 
 def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):
@@ -251,7 +251,7 @@ def test_several_files_count_in_their_order_and_what_is_typed_counts_last(here):
 def test_settings_are_read_as_they_were_written(out, rate, seed, here):
     settings = options.parse(["r3gan-faces"])[0]
     settings.out, settings.rate, settings.seed = out, rate, seed
-    (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"), "utf-8")
+    (here / "mine.yaml").write_text(settings_file.dump(settings, "r3gan-faces"), "utf-8")
     found = options.load(here / "mine.yaml")
     assert (found.out, found.rate, found.seed) == (out, rate, seed)
 
@@ -259,5 +259,5 @@ def test_settings_are_read_as_they_were_written(out, rate, seed, here):
 def test_what_two_settings_share_is_written_twice(here):
     settings = options.parse(["r3gan-faces"])[0]
     settings.one = settings.two = [1, 2]
-    (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"))
+    (here / "mine.yaml").write_text(settings_file.dump(settings, "r3gan-faces"))
     assert read(here / "mine.yaml")["two"] == [1, 2]
