@@ -111,9 +111,12 @@ class Recompute:
         if not learns or private.in_transform():
             return forward(*args, **kwargs)
         state = ForwardState(f"block '{name}' of player '{self.player.name}'", self, modules, weights)
+        # What is given twice is kept once. Of two copies attention would not know that `query is key`.
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(map(id, leaves)))}
+        places = [numbers[id(leaf)] for leaf in leaves]
 
-        def once(*leaves: Any) -> Any:
-            args, kwargs = pytree.tree_unflatten(leaves, form)
+        def once(*kept: Any) -> Any:
+            args, kwargs = pytree.tree_unflatten([kept[number] for number in places], form)
             if self.begin_again is not None and not state.first:
                 self.begin_again()
             with state.recorded(tensors) if state.first else state.restored():
@@ -121,7 +124,8 @@ class Recompute:
 
         # torch stops the second forward at the last tensor that backward needs, and RReLU has not filled its own then.
         whole = any(isinstance(module, nn.RReLU) for module in modules)
-        return checkpoint(once, *leaves, use_reentrant=False, early_stop=not whole)
+        distinct = dict(zip(places, leaves, strict=True)).values()
+        return checkpoint(once, *distinct, use_reentrant=False, early_stop=not whole)
 
     def release(self) -> None:
         self.given.close()

@@ -69,6 +69,10 @@ class ForwardRequest:
     def __init__(self, pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.pipe, self.forward, self.place = pipe, forward, noise.here()
         self.leaves, self.form = pytree.tree_flatten((args, kwargs))
+        # By leaf, the first one that is the same tensor: a forward may ask whether `context is x`, as attention does.
+        there: dict[int, int] = {}
+        every = enumerate(self.leaves)
+        self.same = [there.setdefault(id(leaf), n) if isinstance(leaf, Tensor) else n for n, leaf in every]
         self.draws = 0  # of noise, in the last run
         self.dice = random_state.dice()  # each run draws what one device does in the call
         if not pipe.stage_of.keys() >= set(map(id, pipe.network.parameters())):
@@ -136,7 +140,7 @@ class ForwardRequest:
         ]
         kind = self.pipe.device.type
         cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        asked = self.pipe.units[0].name, self.form, self.learning, modes, self.graph, self.alone
+        asked = self.pipe.units[0].name, self.form, self.same, self.learning, modes, self.graph, self.alone
         return repr((known, asked, cast, torch.get_default_dtype()))
 
     def _compared(self) -> list[int]:
@@ -204,7 +208,7 @@ class ForwardRequest:
         learning = {n: leaves[n].requires_grad_() for n in self.wanted}
         with torch.set_grad_enabled(self.graph):
             leaves = [as_result(leaf) if n in self.batched else leaf for n, leaf in enumerate(leaves)]
-        args, kwargs = pytree.tree_unflatten(leaves, self.form)
+        args, kwargs = pytree.tree_unflatten([leaves[n] for n in self.same], self.form)
         place = self.place
         if place is not None:
             own = {each.name: getattr(place, each.name) for each in fields(Place)}

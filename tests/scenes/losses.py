@@ -69,6 +69,33 @@ class Codes(nn.Module):
         return x + (code - x).detach()
 
 
+class Context(nn.Module):
+    """It asks whether its context is what it looks at itself, as attention does."""
+
+    def __init__(self, inside, outside):
+        super().__init__()
+        self.own, self.out = nn.Linear(inside, outside), nn.Linear(outside, outside)
+
+    def forward(self, x, context):
+        return self.out(torch.tanh((1 if context is x else 3) * self.own(x)))
+
+
+class OfItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Context(4, 6), Context(6, 6)
+
+    def forward(self, z, context):
+        h = self.first(z, context)
+        return self.second(h, h)
+
+
+class GivenTwice(made_of(Plain, generator=OfItself)):
+    def fake(self, real):
+        z = noise.randn((len(real), 4), like=real)
+        return self.generator(z, z)
+
+
 class Contrast(Plain):
     """Losses that are no mean over samples, each written as for one device."""
 
@@ -634,6 +661,10 @@ LOSSES = {
                 settings={"sync_batchnorm": False},
             ),
         ),
+    ),
+    "one_tensor_given_twice": Scene(
+        GivenTwice, bucket=SMALL, often=("zero3+recompute", "generator=pipeline,*=ddp"),
+        policies={**dict.fromkeys(("ddp", "zero3+recompute", "fsdp+recompute", "generator=pipeline,*=ddp"), 2)},
     ),
     "fakes made in inference mode": Scene(Inferred, often=("zero3",)),
     "gan.ranks": Scene(
