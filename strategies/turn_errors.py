@@ -1,5 +1,6 @@
 """What a phase's loss and its backward may not do: torch's errors in words that say what to type."""
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -33,11 +34,12 @@ def explained_loss(phase: Phase, policies: Mapping[str, Policy]) -> Iterator[Non
                 error.add_note(f"player '{name}' has layers with forward hooks. {LEFT_ELSEWHERE}")
         raise
     except RuntimeError as error:
-        for name, policy in policies.items():
-            if "bf16" in policy.options and "type" in str(error):
+        for name in _raised_by(error, policies) if "type" in str(error) else ():
+            if "bf16" in policies[name].options:
                 error.add_note(
                     f"player '{name}' has the option bf16, with which its layers read their weights in bfloat16, and "
-                    f"not every kernel takes that; type {type_instead(name, without='bf16')}"
+                    f"not every kernel takes that, such as that of spectral_norm on CPUs; type "
+                    f"{type_instead(name, without='bf16')}"
                 )
         if "is sharded: its values" in str(error):  # torch.compile has wrapped a UserError
             raise UserError(
@@ -53,6 +55,13 @@ def explained_loss(phase: Phase, policies: Mapping[str, Policy]) -> Iterator[Non
             f"gradients, so type x.requires_grad_() for what the loss differentiates by, and let it learn inside, as "
             f"an unrolled GAN does, on weight.detach().clone().requires_grad_(), by torch.func.functional_call"
         ) from error
+
+
+def _raised_by(error: Exception, policies: Mapping[str, Policy]) -> list[str]:
+    """The player of the layer that has raised the error, or all players where no layer has."""
+    owners = {id(module): name for name, policy in policies.items() for module in policy.player.module.modules()}
+    frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return [owners[id(each)] for each in frames if id(each) in owners][-1:] or list(policies)
 
 
 def named_losses(phase: Phase, losses: Losses) -> dict[str, Tensor]:

@@ -297,9 +297,9 @@ POLICY_GAMES = {
                 ("player 'generator': with option bf16", "type --precision bf16-mixed"),
             ),
             Refused(
-                made_of(Plain, discriminator=begins_with_a_norm), "discriminator=zero3+bf16,*=ddp",
-                ("'discriminator' has the option bf16", "type --strategy discriminator=zero3,*=d"),
-                settings={"precision": "bf16-mixed"},
+                made_of(Plain, discriminator=begins_with_a_norm), "zero3+bf16",
+                ("'discriminator' has the option bf16", "type --strategy discriminator=zero3,*=zero3+bf16"),
+                settings={"precision": "bf16-mixed"}, unsaid="'generator' has the option",
             ),
         ),
     ),
