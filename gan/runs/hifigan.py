@@ -84,7 +84,9 @@ def hifigan(
     train, val = _sounds(data, how, held_out, length)
     scored = val if len(val) else None
     rules: dict[str, Any] = dict(batch_size=batch_size, workers=workers, seed=seed, flip=False)
-    return Run(game, GanData(train, scored, **rules), max_steps, SCORES if scored else {})
+    said = dict(config_=Path(where).name, hertz=mel.rate, segment=segment, width=width, rate=rate, decay=decay)
+    chosen = {name: f"{value}" for name, value in said.items()} | {"batch_size": f"{batch_size}"}
+    return Run(game, GanData(train, scored, **rules), max_steps, SCORES if scored else {}, chosen=chosen)
 
 
 def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tuple["Samples", "Samples"]:

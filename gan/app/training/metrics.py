@@ -186,7 +186,7 @@ Panel = dict[str, list[tuple[int, float]]]
 # The panels after those of phases.
 LAST = ("learning rates", "gradient norms", "health", "score", "precision and recall", "val")
 TITLES = {"score": "distance from the true pictures", "val": "held-out scores"}
-CLOCK = ("pictures", "seconds")  # so far: of no panel
+CLOCK = ("pictures", "sounds", "seconds")  # so far: of no panel
 RANGES = {"memorised": (0.0, 0.65), "told_apart": (0.55, 1.0), "diversity": (0.5, 3.0)}  # where a run is well
 
 

@@ -69,7 +69,7 @@ class Bar(ProgressBar):
     """One bar for the whole run: the losses of each phase, pictures per second over all ranks, and the time to the end.
 
     `pictures` are those of a step, of all ranks together: as published, each counts once for all networks. A line tells
-    the pace every `lines` steps. Rows of metrics.csv get the `seconds` and `pictures` so far.
+    the pace every `lines` steps. Rows of metrics.csv get the `seconds` and `pictures` (or `sounds`) so far.
     """
 
     def __init__(self, pictures: float | None, lines: int | None = None, record: Record | None = None) -> None:
@@ -107,10 +107,10 @@ class Bar(ProgressBar):
             self.on_sanity_check_start(trainer, pl_module)
         self.often = 0.5 if terminal else 20  # seconds between two states of the bar
         self.started = self.shown = time.monotonic()
-        self.first, self.before = trainer.global_step, {}
+        self.first, self.before = trainer.global_step, 0.0
         if self.first and self.record is not None:
             self.record.take_up(self.first)
-            self.before = max(self.record.rows.items(), default=(0, {}))[1]
+            self.before = max((row.get("seconds", 0.0) for row in self.record.rows.values()), default=0.0)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if (
@@ -162,8 +162,8 @@ class Bar(ProgressBar):
         return f"step {step} of {trainer.max_steps}: {', '.join(parts)}"
 
     def _so_far(self, trainer: Trainer) -> dict[str, float]:
-        now = {"seconds": self.before.get("seconds", 0.0) + time.monotonic() - self.started}
-        return now if self.pictures is None else {**now, "pictures": float(trainer.global_step * self.pictures)}
+        now = {"seconds": self.before + time.monotonic() - self.started}
+        return now if self.pictures is None else {**now, self.unit: float(trainer.global_step * self.pictures)}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the last state on the screen, and in the row of the last step what the whole training took."""

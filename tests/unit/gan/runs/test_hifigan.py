@@ -35,6 +35,7 @@ def test_a_batch_is_of_segments_and_another_rate_lowers_the_highest_band(capsys)
     assert re.search(r"held out; decoded into \S+\.gan-cache, 1 MB$", capsys.readouterr().err, re.MULTILINE)
     assert next(iter(run.data.train_dataloader()))["wave"].shape == (2, 1024)
     assert run.game.mel.top is None
+    assert run.words == "config V1, hertz 11025, segment 1024, width 0.02, rate 0.0002, decay 0.999, batch-size 2"
     assert run.game.show(next(iter(run.data.val_dataloader())))["generated"].samples.shape == (2, 1024)
 
 

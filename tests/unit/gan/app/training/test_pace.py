@@ -84,3 +84,15 @@ def test_a_training_that_is_shorter_than_a_row_has_its_time_too(stops_at, wanted
     rows = metrics.read(record.folder.metrics)
     assert {step: row["pictures"] for step, row in rows.items()} == wanted
     assert all(row["seconds"] > 0 for row in rows.values())
+
+
+@pytest.mark.parametrize(("told", "unit"), [({}, "pictures"), ({"voice": print}, "sounds")])
+def test_the_time_of_a_run_goes_on_from_a_row_that_has_only_scores(told, unit, tmp_path):
+    record = Record(RunFolder(tmp_path))
+    record.folder.metrics.write_text("step,seconds,val/error\n4,50.0,\n5,,0.3\n")
+    here = SimpleNamespace(global_step=5, max_steps=9, is_global_zero=False)
+    bar = Bar(16, record=record)
+    bar.on_train_start(here, SimpleNamespace(**told, phases={}))
+    found = bar._so_far(here)
+    assert 50 <= found["seconds"] < 60 and found[unit] == 80
+    assert metrics.clock({5: found}) == ((0.016, "0.08 kimg in 00:50") if unit == "pictures" else (0, "00:50"))
