@@ -5,9 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torch.nn import Module
+
 from gan.app.run import options, settings_file
 from gan.app.run.folder import RunFolder, is_checkpoint
-from gan.files.checkpoint import check
+from gan.files.checkpoint import check, load
 from gan.files.errors import Damaged, UserError
 from gan.files.system import quoted, unless_within
 
@@ -75,7 +77,7 @@ class Resumed:
 
     def _typed(self, settings: Mapping[str, Any]) -> str:
         named = [(name.rstrip("_").replace("_", "-"), settings.get(name)) for name in self.changed]
-        return " ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
+        return ", ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
     def as_it_was(self, chosen: str) -> str:
         """The settings that have changed, as they were; of those not typed what `chosen` says, as `Run.words` do."""
@@ -91,6 +93,19 @@ class Resumed:
             if name == "seed" or (isinstance(was, int) and not self.own):  # an own run may mean something else by it
                 what = f"{name.replace('_', ' ')} {was}, and has {now} now"
                 raise UserError(f"the run was trained with {what}; resume with {was}, or begin a new run")
+
+    def check_networks(self, game: Module, checkpoint: Path) -> None:
+        """Refuse settings that give networks with other weights, before anything is said of training."""
+        if self.own or not self.changed:  # what a game of one's own does as it loads is not known here
+            return
+        saved = load(checkpoint)
+        sizes = {name: tuple(getattr(weight, "shape", ())) for name, weight in saved["state_dict"].items()}
+        for name, weight in game.named_parameters():
+            if (there := sizes.get(name)) != (here := tuple(weight.shape)) and name not in saved["left_out"]:
+                raise UserError(
+                    f"the checkpoint's networks are not this run's: '{name}' has the size {here}, and there "
+                    f"{there or 'is not'}; resume with {self._typed(self.before)}, or begin a new run"
+                )
 
 
 def where_data_are(error: UserError, settings: Mapping[str, Any]) -> UserError:

@@ -167,8 +167,8 @@ CHANGED = "--generator-rate 0.1 --data moved --max-steps 9 --sample-every 2 --pr
 )
 def test_what_has_changed_is_said_in_one_line(trained):
     words = (
-        "the run was trained with --data mine --generator-rate 0.0001 no --max-steps --precision 32-true"
-        ", and goes on with --data moved --generator-rate 0.1 --max-steps 9 --precision 64-true"
+        "the run was trained with --data mine, --generator-rate 0.0001, no --max-steps, --precision 32-true"
+        ", and goes on with --data moved, --generator-rate 0.1, --max-steps 9, --precision 64-true"
     )
     for typed, said in (("", ""), (CHANGED, words)):
         again = resumed(trained, typed.split())
