@@ -251,8 +251,8 @@ def _programs(opened: "SavedRun", players: list[Exported], formats: str) -> dict
 
     calls = card.calls(opened)
     if not calls:
-        game = type(opened.run.game).__name__
-        raise UserError(f"--format: {game} shows nothing that the network of a player makes; leave it out")
+        what = f"{type(opened.run.game).__name__} shows nothing that the network of a player makes"
+        raise UserError(f"--format: {what}; leave it out, or let show(batch) call the network (docs/guide/game.md)")
 
     def write(kind: str, player: str, path: Path) -> None:
         far = card.write(kind, player, calls[player], path)

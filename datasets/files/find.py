@@ -32,10 +32,10 @@ def absent_data(data: str, forms: str = "", option: str = "--data") -> UserError
     return UserError(f"there is no folder {data}; type {option} and the folder in which the data set lies{forms}")
 
 
-def check_there(data: str, option: str = "--data") -> None:
-    """Refuse what is neither there nor a name, without looking into it."""
-    if not Path(data).expanduser().exists() and _name(data) not in NAMED:
-        raise absent_data(data, f", or {FORMS}", option)
+def check_there(data: str, option: str = "--data", named: bool = True) -> None:
+    """Refuse what is not there, without looking into it. A set that is `named` may be downloaded."""
+    if not Path(data).expanduser().exists() and not (named and _name(data) in NAMED):
+        raise absent_data(data, f", or {FORMS}" if named else "", option)
 
 
 def find_source(data: str, classes: bool | None = None, option: str = "--data") -> Source:

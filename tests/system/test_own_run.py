@@ -47,6 +47,8 @@ def test_all_commands_take_it(here, monkeypatch, capsys):
     ):
         assert command.main([str(run)] if command is sample else [str(run), "--devices", "1"]) == 2
         assert words in capsys.readouterr().err
+    assert export.main([str(run), "--format", "torch"]) == 2
+    assert "leave it out, or let show(batch) call the network" in capsys.readouterr().err
 
     # Its file moves, and `auto` is the newest run of the name that is typed.
     sys.modules.pop("own_line")

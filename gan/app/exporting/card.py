@@ -116,6 +116,7 @@ def _through_onnx(made: Any, call: Call, path: Path) -> Tensor:
 
     written = torch.onnx.export(made, dynamo=True, verbose=False)
     assert written is not None
+    written.model.graph.outputs[0].name = "output"
     written.save(path)
     session = InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs = {each.name: call.given[each.name].cpu().numpy() for each in session.get_inputs()}

@@ -99,7 +99,7 @@ def check_settings(settings: Namespace, strategy: PhaseStrategy, devices: int, o
             check_divides(batch, training_ranks(strategy, ranks), "--batch-size ")
     data = settings.get("data")
     if ":" not in settings.run and isinstance(data, str):
-        check_there(data)
+        check_there(data, named="classes" in settings)
 
 
 def training_ranks(strategy: PhaseStrategy, ranks: int) -> int:
