@@ -41,14 +41,19 @@ class Frame:
         shorter = min(width, height)
         return round(height * self.height / shorter), round(width * self.width / shorter)
 
+    def tiny(self, width: int, height: int) -> str:
+        """What is wrong with a picture that would be enlarged too much, else ""."""
+        small = max(self.height / height, self.width / width) > ENLARGED
+        return f"it is tiny: {width}x{height} pixels for {self.width}x{self.height}" if small else ""
+
     def pixels(self, picture: Image.Image) -> Tensor:
         """The picture as bytes [channels, height, width], by bicubic with antialiasing. Colours count by their opacity.
 
         Padding is transparent where there is a fourth channel.
         """
-        if max(self.height / picture.height, self.width / picture.width) > ENLARGED:
-            raise UserError(f"it is tiny: {picture.width}x{picture.height} pixels for {self.width}x{self.height}")
         picture = ImageOps.exif_transpose(picture)
+        if tiny := self.tiny(*picture.size):
+            raise UserError(tiny)
         size = self.shape(*picture.size)[::-1]
         picture = self._in_channels(picture)
         if self.fit == "crop":

@@ -124,7 +124,9 @@ class Pictures(UsableSamples):
             )  # fmt: skip
         else:
             headers = Headers(source)
-            texts, self.problems = [text and "-1" for text in headers.texts], headers.problems
+            tiny = [text and frame.tiny(*map(int, text.split()[:2])) for text in headers.texts]
+            self.problems = headers.problems + [f"{source.name(k)}: {why}" for k, why in enumerate(tiny) if why]
+            texts = [text and "-1" for text in headers.texts]
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
         self.entries = np.array([entry for entry, text in enumerate(texts) if text is not None])

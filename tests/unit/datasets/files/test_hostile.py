@@ -99,6 +99,10 @@ def test_every_broken_picture_is_named_and_the_good_ones_are_kept(packed, here):
     with pytest.raises(UserError, match=rf"{len(BROKEN)} of {len(source)} pictures .* --skip-broken") as error:
         Pictures(source, Frame(24, 24))
     assert "... and" in str(error.value)
+    tiny = sum(count for size, count in headers.sizes.items() if size != (24, 24))
+    dry = f"^{len(headers.problems) + tiny} of "  # nothing is decoded; what a header tells is said at once
+    with pytest.raises(UserError, match=dry):
+        Pictures(source, Frame(24, 24), keep=False)
     pictures = Pictures(source, Frame(24, 24), skip_broken=True)
     assert len(pictures.problems) == len(BROKEN) and len(pictures) == len(GOOD)
     for problem in pictures.problems:
