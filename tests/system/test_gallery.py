@@ -104,6 +104,13 @@ def test_a_phone_scrolls_tables_and_not_the_page(made, screen):
     screen.call("Emulation.clearDeviceMetricsOverride")
 
 
+def test_a_score_is_on_one_line(made, screen):
+    screen.open(made)
+    screen.evaluate("window.cell = document.querySelector('#scores tbody td'); cell.textContent = '0.00546490123'")
+    screen.evaluate("window.range = document.createRange(); range.selectNodeContents(cell)")
+    assert screen.evaluate("range.getClientRects().length") == 1
+
+
 def test_on_paper_all_pictures_stand_in_dark_words_on_white(made, screen):
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     screen.resize(660, 900)

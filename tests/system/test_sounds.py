@@ -86,7 +86,7 @@ def test_the_tables_speak_of_sounds(run):
     assert known["trained"] == "2 of 2 steps, 4 sounds a step"
     assert "generator" in known["parameters"]
     moments = run_tables.over_time(opened)
-    assert list(moments.moments) == ["step 0", "step 1", "step 2"]
+    assert list(moments.moments) == ["step 0", "step 1", "step 2"] and list(moments.columns) == ["sound 0", "sound 1"]
     assert [(row.title, len(row.cells[0].pictures)) for row in moments.rows] == [("real", 1), ("generated", 3)]
     heard, made = run_tables.sounds(opened).rows
     for then, now in zip(moments.rows[0].cells + moments.rows[1].cells, [*heard.cells, *made.cells], strict=True):

@@ -132,7 +132,8 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
         rows = [Row(f"row {number}", cells) for number, cells in enumerate(each, 1)]
         note = f"The same seeds at every step, from the first {ROWS} rows of each grid."
         return Table([*columns], rows, note, moments)
-    titles = [f"picture {number}" for number in range(min(len(piece[0]) for piece in pieces))]
+    what = "sound" if any(isinstance(each, Sound) for each in columns.values()) else "picture"
+    titles = [f"{what} {number}" for number in range(min(len(piece[0]) for piece in pieces))]
     return Table(titles, rows, "The same held-out samples at every step.", moments)
 
 
