@@ -96,8 +96,6 @@ class Resumed:
 
     def check_networks(self, game: Module, checkpoint: Path) -> None:
         """Refuse settings that give networks with other weights, before anything is said of training."""
-        if self.own or not self.changed:  # what a game of one's own does as it loads is not known here
-            return
         saved = load(checkpoint)
         sizes = {name: tuple(getattr(weight, "shape", ())) for name, weight in saved["state_dict"].items()}
         for name, weight in game.named_parameters():

@@ -142,6 +142,9 @@ class Score(Callback):
             found = trainer.callback_metrics
             if scores := {name: float(found[name]) for name in self.names if name in found}:
                 metrics.log(trainer, scores)
+            absent, logged = ", ".join(name for name in self.names if name not in found), ", ".join(found) or "nothing"
+            if absent and trainer.is_global_zero:
+                warn(f"the run names {absent} as a score, and validation has logged {logged}; no such score is kept")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Validate and log the last step too, also when it is not one of the regular ones."""

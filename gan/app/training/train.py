@@ -153,7 +153,7 @@ def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStra
         where = chosen.folder
         if trained is not None and trained.changed and not chosen.again:
             say(str(trained))
-            if chosen.checkpoint is not None:
+            if chosen.checkpoint is not None and not trained.own:  # a game of one's own may change what it loads
                 trained.check_networks(beginning.run.game, chosen.checkpoint)
         if settings.dry_run and trained is not None:
             say(beginning.all_settings, beginning.summary, f"a dry run: {where.path} stays as it is")

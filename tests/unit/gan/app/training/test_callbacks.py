@@ -9,7 +9,7 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from gan.app.run.folder import RunFolder
-from gan.app.training.callbacks import Pictures, write_lost_settings, write_settings
+from gan.app.training.callbacks import Pictures, Score, write_lost_settings, write_settings
 from gan.app.training.metrics import Record
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
@@ -34,6 +34,15 @@ class Show(Plain):
 
 
 FIRST = SimpleNamespace(is_global_zero=True, global_step=0)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"), [(True, "names val/eror as a score, and validation has logged val/error;"), (False, "")]
+)
+def test_a_score_that_validation_does_not_log_is_named_at_the_start(first, said, capsys):
+    here = SimpleNamespace(is_global_zero=first, sanity_checking=True, callback_metrics={"val/error": torch.ones(())})
+    Score(["val/eror"]).on_validation_end(here, None)
+    assert said in (heard := capsys.readouterr().err) and bool(said) == bool(heard)
 
 
 class Data(LightningDataModule):
