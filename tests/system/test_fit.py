@@ -257,7 +257,9 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys)
         assert message in said.out + said.err and "everything goes to" not in said.out
         assert contents("runs/001-r3gan-faces") == before
     assert fit.main(["--resume", "auto", "--max-steps", "2"]) == 0
-    assert "\nthe run was trained with --max-steps 1, and goes on with --max-steps 2\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\nthe run was trained with --max-steps 1, and goes on with --max-steps 2\n" in said
+    assert " minutes for the last 1\n" in said
     settings = yaml.safe_load((here / "runs" / "001-r3gan-faces" / "settings.yaml").read_text())
     assert (settings["max_steps"], settings["width"]) == (2, 4)
     assert list(metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2]

@@ -302,7 +302,7 @@ def finish(
     if step == began:
         say(f"\nthe run is at step {step} already, so nothing was trained")
     else:
-        say(f"\n{step} steps, {seconds / 60:.1f} minutes")
+        say(f"\n{step} steps, {seconds / 60:.1f} minutes{f' for the last {step - began}' if began else ''}")
         for name, words in run.scores.items():
             first, last = first_and_last(log.rows, name) or (0, 0)
             if first:
