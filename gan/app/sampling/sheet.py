@@ -46,7 +46,7 @@ class Sheet:
     columns: Mapping[str, grids.Batch] = field(default_factory=dict, repr=False)
     titles: Sequence[str] = ()
     singles: Mapping[str, Tensor | Sound | Image.Image] = field(default_factory=dict, repr=False)
-    frames: Frames | None = None
+    frames: Frames | None = field(default=None, repr=False)
     count: int = 0
 
     def __iter__(self) -> Iterator[Image.Image]:
