@@ -95,14 +95,13 @@ class Resumed:
                 raise UserError(f"the run was trained with {what}; resume with {was}, or begin a new run")
 
     def check_networks(self, game: Module, checkpoint: Path) -> None:
-        """Refuse settings that give networks with other weights, before anything is said of training."""
-        saved = load(checkpoint)
-        sizes = {name: tuple(getattr(weight, "shape", ())) for name, weight in saved["state_dict"].items()}
-        for name, weight in game.named_parameters():
-            if (there := sizes.get(name)) != (here := tuple(weight.shape)) and name not in saved["left_out"]:
+        """Refuse settings that give weights of other sizes, before anything is said of training."""
+        here = {name: tuple(weight.shape) for name, weight in game.named_parameters()}
+        for name, weight in load(checkpoint)["state_dict"].items():  # which has not all: a VGG, say, is not saved
+            if name in here and here[name] != (there := tuple(weight.shape)):
                 raise UserError(
-                    f"the checkpoint's networks are not this run's: '{name}' has the size {here}, and there "
-                    f"{there or 'is not'}; resume with {self._typed(self.before)}, or begin a new run"
+                    f"the checkpoint's networks are not this run's: '{name}' has the size {here[name]}, and there "
+                    f"{there}; resume with {self._typed(self.before)}, or begin a new run"
                 )
 
 
