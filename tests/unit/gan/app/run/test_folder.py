@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 import yaml
 
 from gan.app.run import folder, options, settings_file
@@ -183,6 +184,14 @@ def test_another_seed_or_batch_is_refused_before_it_is_said_that_the_run_goes_on
     said = f"trained with {option.replace('-', ' ')} {was}, and has 3 now; resume with {was}, or begin a new run"
     with pytest.raises(UserError, match=said):
         resumed(trained, [f"--{option}", "3"]).check()
+
+
+def test_weights_of_another_size_are_refused_and_not_those_that_are_not_saved(trained, monkeypatch):
+    monkeypatch.setattr("gan.app.run.resumed.load", lambda path: {"state_dict": {"weight": torch.zeros(2, 3)}})
+    again = resumed(trained, ["--max-steps", "9"])
+    again.check_networks(torch.nn.Linear(3, 2), trained.checkpoint(8))  # its bias is not there, as a VGG's weights
+    with pytest.raises(UserError, match=r"'weight' has the size \(2, 4\), and there \(2, 3\); resume with no --max-s"):
+        again.check_networks(torch.nn.Linear(4, 2), trained.checkpoint(8))
 
 
 @pytest.mark.promise("`--resume` with other settings, or from another folder")
