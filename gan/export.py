@@ -274,10 +274,10 @@ def _card(
     opened: "SavedRun", players: list[Exported], licence: str | None, formats: str, said: str, known: Mapping[str, Any]
 ) -> dict[str, Callable[[Path], object]]:
     from gan.app.exporting import card
+    from gan.app.fitting.callbacks import SHOWN
     from gan.app.page.run_tables import held_out
     from gan.app.run.reopen import shown_columns
     from gan.app.sampling import grids
-    from gan.app.training.callbacks import SHOWN
 
     calls, kinds = card.calls(opened), [kind for kind in card.SUFFIX if kind in items(formats)]
     described: dict[str, Any] = {each.player: each.described | {"part": ""} for each in players}

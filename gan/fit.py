@@ -33,8 +33,8 @@ def main(argv: list[str]) -> None:
     with working():
         from lightning import seed_everything
 
+        from gan.app.fitting import loggers, start, train
         from gan.app.run.computer import machine
-        from gan.app.training import loggers, start, train
         from gan.export import take_from_run
 
     if place is not None and place.launcher.queued:
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
 
 
 def start_ranks(settings: Namespace, computer: "Computer", out: Path, argv: list[str]) -> None:
-    from gan.app.training import start
+    from gan.app.fitting import start
 
     def advice(launcher: str) -> str:
         begun = start.begun_by(out, [launcher])

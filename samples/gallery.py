@@ -11,12 +11,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gan.app.command import command
+from gan.app.fitting import card
 from gan.app.outputs import run
 from gan.app.page import compared, run_tables
 from gan.app.page.table import Part, Piece, document, write
 from gan.app.run.parser import Parser
 from gan.app.run.reopen import SavedRun, open_run
-from gan.app.training import card
 
 
 @command

@@ -28,11 +28,11 @@ from lightning import seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
+from gan.app.fitting import metrics
 from gan.app.planning.opening import opened
 from gan.app.run.command_line import parameters
 from gan.app.run.options import strategies
 from gan.app.run.parser import Numbers, items
-from gan.app.training import metrics
 from gan.bench.device import Counter, Measuring, now_on_all, payload, train, wait
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.errors import UserError

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from datasets.drawn.faces import Faces
-from gan.app.training.pace import peak_memory
+from gan.app.fitting.pace import peak_memory
 from gan.bench.device import Counter, Measuring, convolution_rate, multiplications, now, place, train
 from gan.bench.harness import Benchmark, Column, Figures, in_world
 from gan.files.errors import UserError

@@ -20,8 +20,8 @@ import torch
 from jsonargparse.typing import PositiveInt
 from lightning import seed_everything
 
+from gan.app.fitting.pace import peak_memory
 from gan.app.run.parser import items, listed
-from gan.app.training.pace import peak_memory
 from gan.bench.device import Counter, Measuring, convolution_rate, multiplications, now, place, train, wait
 from gan.bench.harness import Column, Figures, RunBenchmark, in_world
 from gan.files.disk import write_whole

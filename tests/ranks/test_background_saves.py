@@ -32,7 +32,7 @@ from tests.support.duel import fit
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, often, parts, trainer
 from tests.support.saved import names, numbered
-from tests.unit.gan.app.training.test_keep import Full, kept_when_full
+from tests.unit.gan.app.fitting.test_keep import Full, kept_when_full
 
 STEPS, HALF = 5, 2
 

@@ -7,13 +7,13 @@ from unittest import mock
 
 import pytest
 
+from gan.app.fitting import health, metrics, scores
+from gan.app.fitting.health import Health
+from gan.app.fitting.keep import Keep
+from gan.app.fitting.scores import Scores
 from gan.app.run.folder import RunFolder
 from gan.app.scoring import features
 from gan.app.scoring.scorer import Scorer
-from gan.app.training import health, metrics, scores
-from gan.app.training.health import Health
-from gan.app.training.keep import Keep
-from gan.app.training.scores import Scores
 from gan.runs import build
 from strategies import PhaseStrategy
 from tests.support.parity import distance, often, snapshot, trainer

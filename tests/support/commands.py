@@ -29,10 +29,10 @@ from lightning.pytorch.trainer.connectors.logger_connector import result
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from gan.app import outputs
+from gan.app.fitting.callbacks import Pictures
+from gan.app.fitting.metrics import best_effort
 from gan.app.page import compared, run_tables
 from gan.app.page.table import Charts
-from gan.app.training.callbacks import Pictures
-from gan.app.training.metrics import best_effort
 from tests.support import namespaces, worlds
 from tests.support.forked import Files
 from tests.support.rehearsal import windows

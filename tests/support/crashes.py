@@ -21,8 +21,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan import fit as fit_command
 from gan import noise
+from gan.app.fitting.keep import Keep
 from gan.app.run.folder import RunFolder
-from gan.app.training.keep import Keep
 from gan.files import errors
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing

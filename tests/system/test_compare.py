@@ -8,10 +8,10 @@ import torch
 
 import gan
 from gan import compare
+from gan.app.fitting.card import Scored
 from gan.app.page import compared
 from gan.app.run import settings_file
 from gan.app.run.reopen import open_run
-from gan.app.training.card import Scored
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 from samples import gallery

@@ -14,10 +14,10 @@ from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 from datasets.augment import to_tensors
 from gan import evaluate as command
 from gan import noise
+from gan.app.fitting import card
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
 from gan.app.scoring import features, scorer, scoring
-from gan.app.training import card
 from tests.support import opening
 from tests.support.parity import often
 

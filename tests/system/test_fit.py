@@ -21,10 +21,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from datasets import FolderPairs
 from gan import fit as fit
+from gan.app.fitting import metrics
+from gan.app.fitting.pace import Bar
 from gan.app.run import folder
 from gan.app.run.folder import RunFolder
-from gan.app.training import metrics
-from gan.app.training.pace import Bar
 from gan.files.errors import UserError
 from gan.runs import RUNS, build
 from strategies.checkpoint import writing

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from gan import fit
+from gan.app.fitting import card, health, loggers, metrics
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
-from gan.app.training import card, health, loggers, metrics
 from tests.support import commands, opening
 from tests.support.parity import often
 

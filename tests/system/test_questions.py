@@ -18,11 +18,11 @@ from onnxruntime import InferenceSession
 
 from datasets import Faces
 from gan import export, fit
+from gan.app.fitting import metrics
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
 from gan.app.scoring import features
 from gan.app.scoring.features import Extractor, RandomConvolutions
-from gan.app.training import metrics
 from gan.runs import RUNS
 from tests.support import editor, opening
 from tests.support.guides import ROOT, guides

@@ -19,9 +19,9 @@ from jsonargparse import Namespace
 from torch import Tensor, nn
 
 from gan import GanModule, noise
+from gan.app.fitting.card import card
 from gan.app.page.run_tables import held_out
 from gan.app.run.reopen import SavedRun, build_again, shown_columns
-from gan.app.training.card import card
 from gan.files.errors import UserError, reason
 from gan.games.from_noise import FromNoise
 from nets.resnet import ResnetGenerator

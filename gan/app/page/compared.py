@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gan.app.fitting import card, metrics
+from gan.app.fitting.callbacks import SHOWN
 from gan.app.outputs import say
 from gan.app.page.run_tables import NOT_TYPED, PALE, charts, held_out, in_force, made_by, with_seeds
 from gan.app.page.table import Cell, Charts, Part, Row, Table, document, sample_cell
 from gan.app.run import folder, settings_file
 from gan.app.run.reopen import NotMade, SavedRun, open_run, shown_columns
-from gan.app.training import card, metrics
-from gan.app.training.callbacks import SHOWN
 from gan.files.checkpoint import load
 from gan.module import GanModule
 from gan.runs import Run

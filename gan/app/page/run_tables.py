@@ -18,13 +18,13 @@ from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
 from datasets.augment import Prepared, as_item, to_tensors
+from gan.app.fitting import card, metrics
+from gan.app.fitting.callbacks import SHOWN
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.run import settings_file
 from gan.app.run.reopen import SavedRun, first_batches, first_samples, has_numbers, shown_columns
 from gan.app.sampling import grids
 from gan.app.sampling.painter import Painter, has_styles
-from gan.app.training import card, metrics
-from gan.app.training.callbacks import SHOWN
 from gan.files.errors import printable
 from gan.games.from_noise import FromNoise
 from gan.module import GanModule

@@ -13,11 +13,11 @@ from jsonargparse import Namespace
 from lightning import seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 
+from gan.app.fitting.train import strategy_of, trainer_of
 from gan.app.outputs import quiet
 from gan.app.run.folder import holding, json_in
 from gan.app.run.options import run_settings
 from gan.app.run.resumed import Resumed
-from gan.app.training.train import strategy_of, trainer_of
 from gan.app.verifying.records import SPREAD, Record, Recorded, Recorder, Tolerance, compare, distances
 from gan.files.checkpoint import load
 from gan.files.errors import UserError

@@ -20,13 +20,13 @@ from gan import env, evaluate, export, sample
 from gan import fit as command
 from gan.app import command as command_module
 from gan.app.editing import editors
+from gan.app.fitting.keep import Keep
+from gan.app.fitting.metrics import Record
+from gan.app.fitting.train import Beginning, begin, finish, keeper, often
 from gan.app.outputs import Output, outputs
 from gan.app.run import options, reopen, settings_file
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
-from gan.app.training.keep import Keep
-from gan.app.training.metrics import Record
-from gan.app.training.train import Beginning, begin, finish, keeper, often
 from gan.files.errors import UserError
 from gan.runs import Run
 from strategies import TorchAccelerator

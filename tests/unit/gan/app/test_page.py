@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
+from gan.app.fitting import card, metrics
 from gan.app.page import compared, run_tables
 from gan.app.page.table import Cell, Charts, Row, Table, write
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
 from gan.app.scoring.names import TRAINED_ON
-from gan.app.training import card, metrics
 from gan.files.errors import UserError
 from tests.support import opening
 

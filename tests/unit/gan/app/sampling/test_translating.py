@@ -12,9 +12,9 @@ from PIL import Image
 import gan
 from gan import sample
 from gan.app.editing.editors import open as opened
+from gan.app.fitting.card import facts
 from gan.app.run.reopen import open_run
 from gan.app.sampling.translating import translated
-from gan.app.training.card import facts
 from gan.files.errors import UserError
 from gan.games.translation import Translation
 from gan.sound import Sound

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from gan import Phase
+from gan.app.fitting import metrics, pace
+from gan.app.fitting.metrics import Record
+from gan.app.fitting.pace import Bar, Pace
 from gan.app.run.folder import RunFolder
-from gan.app.training import metrics, pace
-from gan.app.training.metrics import Record
-from gan.app.training.pace import Bar, Pace
 from strategies import PhaseStrategy
 from tests.support.hard_games import Micro2, Plain
 from tests.support.parity import parts, trainer

@@ -13,8 +13,8 @@ import pytest
 import torch
 from lightning import Callback
 
+from gan.app.fitting.keep import Keep
 from gan.app.run.folder import RunFolder
-from gan.app.training.keep import Keep
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing

@@ -8,11 +8,11 @@ from unittest import mock
 import pytest
 
 from gan import fit as command
+from gan.app.fitting import start, train
 from gan.app.run import folder
 from gan.app.run import resumed as resuming
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import newest_whole, to_resume, what_to_type
-from gan.app.training import start, train
 from gan.files.errors import Damaged, UserError
 from gan.files.finite import NotFinite
 from strategies.checkpoint.writing import save

@@ -11,14 +11,14 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
+from gan.app.fitting import loggers, metrics
+from gan.app.fitting.card import old_settings
+from gan.app.fitting.metrics import best_effort, warn
+from gan.app.fitting.pace import computing
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import batches_of, first_samples, loaders_ready, shown_columns
 from gan.app.sampling import grids
-from gan.app.training import loggers, metrics
-from gan.app.training.card import old_settings
-from gan.app.training.metrics import best_effort, warn
-from gan.app.training.pace import computing
 from gan.files.disk import write_whole
 from gan.files.errors import this_rank
 from gan.games.from_noise import FromNoise

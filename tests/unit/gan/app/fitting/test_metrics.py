@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
+from gan.app.fitting import card, metrics
+from gan.app.fitting.metrics import best_effort
 from gan.app.run.folder import RunFolder
-from gan.app.training import card, metrics
-from gan.app.training.metrics import best_effort
 from gan.files.errors import UserError
 
 

@@ -19,10 +19,10 @@ import pytest
 import torch.distributed as dist
 from jsonargparse import Namespace
 
+from gan.app.fitting import start, train
+from gan.app.fitting.start import Chosen
 from gan.app.run import options
 from gan.app.run.folder import RunFolder
-from gan.app.training import start, train
-from gan.app.training.start import Chosen
 from gan.files.errors import UserError
 from gan.files.system import resource
 from strategies import PhaseStrategy

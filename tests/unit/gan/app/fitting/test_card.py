@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gan.app.training.card import describe
+from gan.app.fitting.card import describe
 from tests.scenes.optimizers import Informed
 from tests.support.hard_games import Every, Micro2, Teacher
 from tests.support.sharing_games import Adapters, SharedBase

@@ -19,11 +19,11 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from lightning.pytorch.loggers.logger import Logger
 from PIL import Image
 
+from gan.app.fitting.card import UNTIL, card, old_settings, run_notes
+from gan.app.fitting.metrics import Record, warn, write_json
 from gan.app.run.folder import RunFolder
 from gan.app.run.parser import items
 from gan.app.run.resumed import Resumed
-from gan.app.training.card import UNTIL, card, old_settings, run_notes
-from gan.app.training.metrics import Record, warn, write_json
 from gan.files.errors import UserError, markdown, reason
 from gan.runs import Run
 from strategies.accelerator import name_of

@@ -13,10 +13,10 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from gan.app.fitting import start
+from gan.app.fitting.metrics import best_effort, warn, write_json
+from gan.app.fitting.pace import between_steps
 from gan.app.run.folder import RunFolder
-from gan.app.training import start
-from gan.app.training.metrics import best_effort, warn, write_json
-from gan.app.training.pace import between_steps
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
 from strategies.processes.stopping import SIGNALS, Ending, handle, tell

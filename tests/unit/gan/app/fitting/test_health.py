@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gan.app.training import health
-from gan.app.training.health import Health
+from gan.app.fitting import health
+from gan.app.fitting.health import Health
 
 GAME = SimpleNamespace(gamma=1.0)
 WELL = {"memorised": 0.5, "told_apart": 0.8, "diversity": 0.9}

@@ -8,9 +8,9 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
+from gan.app.fitting.callbacks import Pictures, Score, write_lost_settings, write_settings
+from gan.app.fitting.metrics import Record
 from gan.app.run.folder import RunFolder
-from gan.app.training.callbacks import Pictures, Score, write_lost_settings, write_settings
-from gan.app.training.metrics import Record
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, parts, snapshot, trainer, vectors

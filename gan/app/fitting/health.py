@@ -15,10 +15,10 @@ from tqdm import tqdm
 
 from datasets.augment import Prepared
 from gan import noise, ranks
+from gan.app.fitting.metrics import RANGES, log
+from gan.app.fitting.pace import computing
 from gan.app.run.reopen import has_numbers
 from gan.app.scoring.outputs import Judged, judges
-from gan.app.training.metrics import RANGES, log
-from gan.app.training.pace import computing
 from strategies.strategy import phase_strategy
 
 PICTURES = 64  # of each kind, at least, for a measurement

@@ -15,21 +15,21 @@ from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
 
 from datasets import GanData
 from datasets.files.pictures import facts_of
+from gan.app.fitting import loggers, start
+from gan.app.fitting.callbacks import Pictures, Score, dry_reals, write_lost_settings, write_settings
+from gan.app.fitting.card import describe
+from gan.app.fitting.health import Health
+from gan.app.fitting.keep import Keep
+from gan.app.fitting.metrics import Record, first_and_last
+from gan.app.fitting.pace import Bar
+from gan.app.fitting.scores import Scores, names_of, scorer_of
+from gan.app.fitting.start import Chosen
 from gan.app.outputs import say
 from gan.app.run import folder, options, settings_file
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, newest_whole, to_resume, what_to_type, where_data_are
 from gan.app.scoring.names import TITLES
-from gan.app.training import loggers, start
-from gan.app.training.callbacks import Pictures, Score, dry_reals, write_lost_settings, write_settings
-from gan.app.training.card import describe
-from gan.app.training.health import Health
-from gan.app.training.keep import Keep
-from gan.app.training.metrics import Record, first_and_last
-from gan.app.training.pace import Bar
-from gan.app.training.scores import Scores, names_of, scorer_of
-from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError, table, this_rank
 from gan.files.finite import NotFinite
 from gan.files.system import quoted, signals

@@ -10,6 +10,9 @@ from torch.utils.data import default_collate
 
 from datasets.augment import Prepared
 from datasets.loaders import GanData
+from gan.app.fitting.keep import Keep
+from gan.app.fitting.metrics import log, write_json
+from gan.app.fitting.pace import Bring, computing
 from gan.app.outputs import say
 from gan.app.run.folder import RunFolder
 from gan.app.scoring.features import Known, best
@@ -17,9 +20,6 @@ from gan.app.scoring.names import HELD_OUT, TRAINED_ON
 from gan.app.scoring.outputs import Made
 from gan.app.scoring.scorer import Scorer
 from gan.app.scoring.scoring import Scoring, play, to_make
-from gan.app.training.keep import Keep
-from gan.app.training.metrics import log, write_json
-from gan.app.training.pace import Bring, computing
 from gan.files.errors import UserError
 from gan.runs import Run
 from strategies.strategy import phase_strategy

@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 from tqdm import tqdm
 
+from gan.app.fitting import metrics
+from gan.app.fitting.metrics import Record
 from gan.app.outputs import say
-from gan.app.training import metrics
-from gan.app.training.metrics import Record
 from gan.files.errors import progress
 from gan.files.system import resource
 from gan.phase import Phase

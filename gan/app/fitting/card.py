@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from gan.app.fitting import metrics
 from gan.app.run import settings_file
 from gan.app.run.folder import RunFolder
 from gan.app.run.reopen import has_numbers
 from gan.app.scoring.names import BY_FEATURES, TITLES, title_of
-from gan.app.training import metrics
 from gan.files.disk import read_text
 from gan.files.errors import markdown, reading
 from gan.module import GanModule
