@@ -1,8 +1,10 @@
 """Batch norm over the samples of all ranks, or over groups of samples, on any backend."""
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -71,10 +73,22 @@ def _refuse_between_phases() -> None:
 def _beside(weight: Tensor | None) -> bool:
     """Whether a tensor of one row is no batch, but has samples beside each other as channels, [1, B * C, H, W].
 
-    So an adaptive instance norm calls this function, with computed weights. Its samples need no other rank.
+    So an adaptive instance norm calls this function, with computed weights. Its samples need no other rank. A module
+    has computed weights too, in torch.func.functional_call.
     """
     place = noise.here()
-    return (place is not None and place.rows > 1) or not isinstance(weight, nn.Parameter | None)
+    if place is not None and place.rows > 1:
+        return True
+    return not (isinstance(weight, nn.Parameter | None) or _called_by_a_module())
+
+
+@not_compiled
+def _called_by_a_module() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not batch_norm.__code__:
+        frame = frame.f_back
+    caller = None if frame is None or frame.f_back is None else frame.f_back.f_code
+    return caller in (_BatchNorm.forward.__code__, SyncBatchNorm.forward.__code__)
 
 
 def instance_norm(

@@ -283,6 +283,19 @@ class Own(Plain):
         self.discriminator = nn.Sequential(line, Gained(8, momentum=None), nn.Tanh(), Ghost(8), nn.Linear(8, 1))
 
 
+class OwnWeights(Plain):
+    """A loss with weights of its own, as where these are perturbed (AWP), for a batch norm of one sample a rank."""
+
+    def __init__(self):
+        super().__init__()
+        pairs = nn.Unflatten(1, (3, 2)), nn.BatchNorm1d(3), nn.Flatten()
+        self.discriminator = nn.Sequential(*pairs, nn.Linear(6, 1))
+
+    def fool(self, batch):
+        weights = {name: 1.1 * weight.detach() for name, weight in self.discriminator.named_parameters()}
+        return softplus(-functional_call(self.discriminator, weights, (self.fake(batch["x"]),))).mean()
+
+
 def ending(function):
     """Another layer at the generator's end."""
     last = having(nn.Identity, forward=lambda _, x: function(x))
@@ -719,6 +732,10 @@ LOSSES = {
         refused=tuple(
             Refused(ending(function), "ddp", BY_HAND, unsaid="Synchronise batch norms") for function in BY_OWN_HAND
         ),
+    ),
+    "norms_of_one_sample_with_own_weights": Scene(
+        OwnWeights, policies={"ddp": 2, "zero1": 2}, often=("ddp",), checked=("ddp",),
+        batches=lambda step: {"x": vectors(step)["x"][:2]},
     ),
     "batch norms that torch synchronises": Scene(
         torchs_own, policies={"ddp": 2, "zero1": 2, "zero3": 2, "generator=pipeline,*=ddp": 2}, often=(),
