@@ -158,6 +158,7 @@ def _pixels(size: int, side: int) -> np.ndarray:
     return row[:, None] * size + row
 
 
+MOST = 10**9  # faces of a set: the order of an epoch is an array
 MEMORY = 1 << 30  # bytes of drawn pictures that a data set keeps; others are drawn again each time
 
 
@@ -173,8 +174,8 @@ class Faces(Dataset):
     def __init__(self, length: int, size: int = 64, seed: int = 0, first: int = 0, look: str = "any") -> None:
         if size < 16:
             raise UserError(f"faces of size {size} are too small to be seen; try size 16 or more")
-        if length < 1:
-            raise UserError(f"a set of {length} faces is empty; try a length of 1 or more")
+        if not 1 <= length <= MOST:
+            raise UserError(f"there can be no set of {length} faces; try a length of 1 to {MOST:,}")
         if look not in LOOKS:
             raise UserError(f"look {look!r} is not known; try one of {', '.join(LOOKS)}")
         self.length, self.size, self.seed, self.first, self.look = length, size, seed, first, look

@@ -13,6 +13,7 @@ SCALE = (0, 2, 4, 7, 9)  # semitones above the key, in each of three octaves
 LOWEST = 110.0  # Hz
 HARMONICS = 12
 LONGEST = 0.6  # seconds of a note
+MOST = 10**9  # clips of a set: the order of an epoch is an array
 NOTES, BEATS = 4, 2  # a second
 HISS = 1e-3  # no recording is quite silent
 
@@ -25,8 +26,8 @@ class Tones(Dataset):
     """
 
     def __init__(self, length: int, samples: int = 4096, rate: int = 8000, seed: int = 0, first: int = 0) -> None:
-        if min(length, samples) < 1:
-            raise UserError(f"{length} clips of {samples} samples are none; try 1000 clips of 4096 samples")
+        if min(length, samples) < 1 or length > MOST:
+            raise UserError(f"there are no {length} clips of {samples} samples; try 1000 clips of 4096 samples")
         if rate < 4000:
             raise UserError(f"notes of up to 1 kHz and their harmonics need a rate of 4000 or more, not {rate}")
         self.length, self.samples, self.rate, self.seed, self.first = length, samples, rate, seed, first

@@ -58,7 +58,8 @@ def test_left_is_left():
     [
         ({"look": "noir"}, "look 'noir' is not known; try one of any, poster, neon"),
         ({"size": 15}, "try size 16 or more"),
-        ({"length": 0}, "try a length of 1 or more"),
+        ({"length": 0}, "there can be no set of 0 faces; try a length of 1 to 1,000,000,000"),
+        ({"length": 2**63}, "there can be no set of 9223372036854775808 faces"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(arguments, message):

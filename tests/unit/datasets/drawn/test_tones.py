@@ -21,8 +21,9 @@ def test_a_clip_is_the_same_in_every_set():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(length=0), "0 clips of 4096 samples are none; try 1000 clips"),
-        (dict(length=1, samples=0), "1 clips of 0 samples are none; try 1000 clips of 4096 samples"),
+        (dict(length=0), "there are no 0 clips of 4096 samples; try 1000 clips"),
+        (dict(length=2**63), "there are no 9223372036854775808 clips of 4096 samples"),
+        (dict(length=1, samples=0), "there are no 1 clips of 0 samples; try 1000 clips of 4096 samples"),
         (dict(length=1, rate=2000), "need a rate of 4000 or more, not 2000"),
     ],
 )
