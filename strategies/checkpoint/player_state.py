@@ -238,7 +238,7 @@ def go_on(player: Player, updater: Updater, then: Mapping[str, Any]) -> str:
         _replay(player, updater, schedule)
         changed.append(now["schedule"])
     what = ", ".join(dict.fromkeys(changed))
-    return f"player '{player.name}' goes on with {what} as made now, and otherwise than before" if what else ""
+    return f"player '{player.name}' goes on with its {what} of now, in place of the checkpoint's" if what else ""
 
 
 def _replay(player: Player, updater: Updater, schedule: LRScheduler) -> None:

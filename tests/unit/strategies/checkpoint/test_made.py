@@ -70,7 +70,7 @@ def goes_on(tmp_path, monkeypatch):
 
 
 def said(what):
-    return [f"player 'generator' goes on with {what} as made now, and otherwise than before"] if what else []
+    return [f"player 'generator' goes on with its {what} of now, in place of the checkpoint's"] if what else []
 
 
 def two(rate, weights):
