@@ -102,16 +102,20 @@ def noted(value: Any, by_version: bool = False) -> Any:
     return content.read(value)
 
 
-class ModuleAttributes:
-    """What modules keep in attributes: a counter, or what another network has computed for them, as in MUNIT."""
+class Attributed:
+    """What modules and other objects keep in attributes: a counter, or what another network has made, as in MUNIT."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.scopes = [Scope(each, lambda name: name not in TORCHS) for each in modules]
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self.scopes = [Scope(each, lambda name: name not in TORCHS) for each in objects]
         self.before = [scope.read() for scope in self.scopes]
-        self.notes = [  # of those that may change in place: most are numbers
-            (f"the attribute '{name}' of a {type(scope.owner).__name__}", value, note)
+        places = [("", "", scope.owner) for scope in self.scopes] + [
+            (f"the attribute '{name}' of ", scope.owner, value)
             for scope, values in zip(self.scopes, self.before, strict=True)
             for name, value in values.items()
+        ]
+        self.notes = [  # of what may change in place: most are numbers
+            (f"{where}a {type(owner if where else value).__name__}", value, note)
+            for where, owner, value in places
             if (note := noted(value, True)) is not None
         ]
 

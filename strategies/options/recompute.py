@@ -20,7 +20,7 @@ from gan.phase import Player
 from nets.norm import torchs_own
 from strategies import private
 from strategies.batches import random_state
-from strategies.objects.content import ModuleAttributes
+from strategies.objects.content import Attributed
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.resharded_parameter import resharded, version_of
 
@@ -43,7 +43,8 @@ class Recompute:
         weights      the tensors that the modules had, which torch.func.functional_call puts there for one call
         noise        losses draw for the same place and call again, also in a thread of autograd
         dice         NumPy and Python's random draw again what they drew
-        attributes   what modules keep in them, such as a counter
+        attributes   what modules, and objects that the block is given, keep in them, such as a counter
+        arguments    lists and dicts that the block is given, and may change
         ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order; what is
                      added up for gradients is so among the same ranks, also in a thread of autograd
         flags        training mode, requires_grad (a fake of `GanModule.shared` outlives its phase), default dtype
@@ -110,16 +111,24 @@ class Recompute:
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *weights))
         if not learns or private.in_transform():
             return forward(*args, **kwargs)
-        state = ForwardState(f"block '{name}' of player '{self.player.name}'", self, modules, weights)
+        what = f"block '{name}' of player '{self.player.name}'"
+        if any(isinstance(leaf, Iterator) for leaf in leaves):
+            raise UserError(f"{what} gets an iterator, and recompute calls the block twice; give it a list")
+        state = ForwardState(what, self, modules, weights, list(filter(_may_change, leaves)))
         # What is given twice is kept once. Of two copies attention would not know that `query is key`.
         numbers = {key: number for number, key in enumerate(dict.fromkeys(map(id, leaves)))}
         places = [numbers[id(leaf)] for leaf in leaves]
+        given = [(args, kwargs)]  # the first forward may change its lists; the second one gets lists of its own
 
         def once(*kept: Any) -> Any:
+            if given:
+                args, kwargs = given.pop()
+                with state.recorded(tensors):
+                    return forward(*args, **kwargs)
             args, kwargs = pytree.tree_unflatten([kept[number] for number in places], form)
-            if self.begin_again is not None and not state.first:
+            if self.begin_again is not None:
                 self.begin_again()
-            with state.recorded(tensors) if state.first else state.restored():
+            with state.restored():
                 return forward(*args, **kwargs)
 
         # torch stops the second forward at the last tensor that backward needs, and RReLU has not filled its own then.
@@ -135,14 +144,17 @@ class Recompute:
 class ForwardState:
     """The state that a forward depends on, in addition to its arguments. See [Note: the second forward]."""
 
-    def __init__(self, what: str, owner: Recompute, modules: list[nn.Module], weights: list[nn.Parameter]) -> None:
+    def __init__(
+        self, what: str, owner: Recompute, modules: list[nn.Module], weights: list[nn.Parameter], objects: list[Any]
+    ) -> None:
+        """`objects` are arguments that may have attributes."""
         self.what, self.owner, self.modules, self.weights = what, owner, modules, weights
-        self.first = True
+        self.attributed = [*modules, *objects]
         place = noise.here()
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
         self.dice: Any = random_state.dice()  # None after a forward that has drawn nothing from them
-        self.attributes = ModuleAttributes(modules)
+        self.attributes = Attributed(self.attributed)
         self.dtype = torch.get_default_dtype()
         self.requires_grad = [weight.requires_grad for weight in weights]
         self.buffers = {id(b): b.detach().clone() for _, _, b in self._buffers(modules)}
@@ -158,7 +170,6 @@ class ForwardState:
     @contextmanager
     def recorded(self, inputs: list[Tensor]) -> Iterator[None]:
         """Around the first forward: record what becomes known only during it, and refuse what cannot be restored."""
-        self.first = False
         own = set(self.modules)
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         watched = [*inputs, *self.weights, *(buffer for _, _, buffer in others)]
@@ -217,7 +228,7 @@ class ForwardState:
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
         places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.weights_there]
         place = None if self.place is None else replace(self.place)
-        dice, attributes = self.dice and random_state.dice(), ModuleAttributes(self.modules)
+        dice, attributes = self.dice and random_state.dice(), Attributed(self.attributed)
         try:
             if self.dice:
                 random_state.set_dice(self.dice)
@@ -241,6 +252,15 @@ class ForwardState:
                 weight.requires_grad_(value)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
+
+
+def _may_change(value: Any) -> bool:
+    """Whether an argument is an object whose attributes a block may set."""
+    return (
+        not isinstance(value, Tensor)
+        and not callable(value)
+        and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
+    )
 
 
 def _put_weights(weights: Sequence[tuple[nn.Module, str, nn.Parameter | None]]) -> None:

@@ -185,7 +185,7 @@ class Program(TorchFunctionMode):
                 f"stages once, in the order in which the network has its modules. Name blocks in the order of their "
                 f"calls, Player(..., blocks=[...])"
             )
-        given, carried = leaves, [self._carried(leaf, stage) for leaf in leaves]
+        carried = [self._carried(leaf, stage) for leaf in leaves]
         if stage not in self.mine:
             call = self.carrier.agreed(unit, None)
             self._wrote(unit, [leaves[number] for number in call.wrote])
@@ -199,6 +199,12 @@ class Program(TorchFunctionMode):
                     f"player '{self.player}': '{unit.name}' returns what cannot be made without its values, as a "
                     f"PackedSequence; keep that inside a block, or type {type_instead(self.player, 'zero3')} ({error})"
                 ) from error
+        return self._computed(unit, forward, leaves, carried, form)
+
+    def _computed(
+        self, unit: Unit, forward: Callable[..., Any], given: list[Any], carried: list[Any], form: Any
+    ) -> Any:
+        """What a unit of this rank returns. Its arguments are `given`, and `carried` to its stage."""
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
             raise UserError(
                 f"player '{self.player}': '{unit.name}' gets a tensor that was made by a function that torch does not "
@@ -206,6 +212,7 @@ class Program(TorchFunctionMode):
                 f"{type_instead(self.player, 'zero3')}"
             )
         self._check_attributes(unit)
+        self._check_objects(unit, given)
         args, kwargs = pytree.tree_unflatten(carried, form)
         place = noise.here()
         before = 0 if place is None else place.calls
@@ -213,6 +220,12 @@ class Program(TorchFunctionMode):
         with self._natively(unit):
             dice = random_state.dice() if self.pipe.trying else None
             found = forward(*args, **kwargs)
+        now, form_now = pytree.tree_flatten((args, kwargs))
+        if form_now != form or any(one is not other for one, other in zip(now, carried, strict=True)):
+            raise UserError(
+                f"player '{self.player}': '{unit.name}' changes a list or dict that it is given, which other stages "
+                f"would not see; let it return what is new, or type {type_instead(self.player, 'zero3')}"
+            )
         if self.pipe.trying and random_state.dice() != dice:
             raise UserError(
                 f"player '{self.player}': '{unit.name}' draws by NumPy or Python's random, which only the rank of its "
@@ -231,7 +244,7 @@ class Program(TorchFunctionMode):
         self.carrier.agreed(unit, UnitCall(unit.name, form, told, drawn, wrote))
         # A unit may return its input, which is a tensor of another stage, or its parameter.
         found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return self._marked(pytree.tree_unflatten(found, form), stage)
+        return self._marked(pytree.tree_unflatten(found, form), unit.stage)
 
     def _wrote(self, unit: Unit, changed: Sequence[Tensor]) -> None:
         """Note what a unit has changed in place, which only its own stage sees: that stage has it now."""
@@ -240,6 +253,17 @@ class Program(TorchFunctionMode):
                 self._marked(tensor, unit.stage)
             elif self.stage(tensor) not in (None, unit.stage):
                 self.written[id(tensor)] = tensor, unit
+
+    def _check_objects(self, unit: Unit, given: Sequence[Any]) -> None:
+        """What lies in an object, such as a dataclass, is not carried."""
+        for each in given:
+            inside = getattr(each, "__dict__", {}).values() if not isinstance(each, Tensor | nn.Module) else ()
+            if any(isinstance(value, Tensor) and self.stage(value) not in (None, unit.stage) for value in inside):
+                raise UserError(
+                    f"player '{self.player}': '{unit.name}' gets a {type(each).__name__} with what a block of another "
+                    f"stage has computed; give it the tensors themselves, or a list or dict of them, or type "
+                    f"{type_instead(self.player, 'zero3')}"
+                )
 
     def _check_attributes(self, unit: Unit) -> None:
         """What a unit gets as an argument is seen, and carried. What lies in its modules, as in MUNIT's, is not."""

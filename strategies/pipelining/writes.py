@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
 from strategies.advice import type_instead
-from strategies.objects.content import PLAIN, ModuleAttributes, same
+from strategies.objects.content import PLAIN, Attributed, same
 from strategies.pipelining.pipe import Pipe, another_way
 from strategies.sharding.resharded_parameter import version_of
 
@@ -46,7 +46,7 @@ class Buffers:
         self.slots = {name: slot for name, slot in buffers.items() if name in names}
         self.unplanned = {name: (*slot, version_of(slot[2])) for name, slot in buffers.items() if name not in names}
         self.written: dict[str, Tensor] = {}  # buffers that were written in place, or that differ from before
-        self.attributes = ModuleAttributes(self.modules.values())
+        self.attributes = Attributed(self.modules.values())
         self.changed: dict[str, dict[str, Any]] = {}  # by module, the attributes that units of this rank have assigned
 
     def _written(self) -> tuple[list[Any], list[float]]:

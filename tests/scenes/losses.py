@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -94,6 +94,44 @@ class GivenTwice(made_of(Plain, generator=OfItself)):
     def fake(self, real):
         z = noise.randn((len(real), 4), like=real)
         return self.generator(z, z)
+
+
+@dataclass
+class Passed:
+    """What the layers of a network pass on in an object."""
+
+    sides: Tensor
+    count: int = 0
+
+
+class Down(nn.Module):
+    """It puts a skip into the list that it is given, and another one into an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.side = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, skips, passed):
+        skips.append(self.side(x))
+        passed.sides, passed.count = self.side(passed.sides), passed.count + 1
+        return torch.tanh(self.line(x)) / passed.count
+
+
+class Up(Down):
+    def forward(self, x, skips):
+        return self.line(x) + self.side(torch.tanh(skips.pop()))
+
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.first, self.second, self.last, self.end = nn.Linear(4, 6), Down(), Down(), Up(), Up()
+
+    def forward(self, z):
+        x, skips = self.start(z), []
+        passed = Passed(x)
+        x = self.second(self.first(x, skips, passed), skips, passed)
+        return self.end(self.last(x, skips), skips) + passed.sides
 
 
 class Contrast(Plain):
@@ -678,6 +716,16 @@ LOSSES = {
     "one_tensor_given_twice": Scene(
         GivenTwice, bucket=SMALL, often=("zero3+recompute", "generator=pipeline,*=ddp"),
         policies={**dict.fromkeys(("ddp", "zero3+recompute", "fsdp+recompute", "generator=pipeline,*=ddp"), 2)},
+    ),
+    "skips_in_a_list": Scene(
+        made_of(Plain, generator=Skipping), bucket=SMALL, often=("zero3+recompute",),
+        policies=dict.fromkeys(("ddp+recompute", "zero3", "zero3+recompute", "fsdp+recompute"), 2),
+        refused=(
+            Refused(
+                made_of(Plain, generator=Skipping), "generator=pipeline,*=ddp",
+                "changes a list or dict that it is given, which other stages would not see",
+            ),
+        ),
     ),
     "fakes made in inference mode": Scene(Inferred, often=("zero3",)),
     "gan.ranks": Scene(

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -157,6 +158,19 @@ class Keeps(Tosses):
     def factor(self):
         self.past.append(1)
         return len(self.past)
+
+
+class OfItems(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 6)
+
+    def forward(self, items):
+        return super().forward(next(items) if isinstance(items, Iterator) else items)
+
+
+class Iterating(nn.Sequential):
+    def forward(self, x):
+        return self[2](self[1](iter([self[0](x)])))
 
 
 class Tossing(Plain):
@@ -404,6 +418,10 @@ UPDATES = {
             untried(
                 having(Tossing, block=Keeps), "single+recompute",
                 "changes the attribute 'past' of a Keeps in forward, and recompute would change it again",
+            ),
+            Refused(
+                having(Tossing, block=OfItems, network=Iterating), "single+recompute",
+                "block '1' of player 'generator' gets an iterator, and recompute calls the block twice; give it a list",
             ),
             Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
