@@ -63,6 +63,10 @@ BY_PIPELINE = (
     "another. Where a layer looks at several samples, type +chunks:1, as in pipeline+chunks:1; where the forward tells "
     "samples apart by their place in the batch, type another policy."
 )
+BY_RECOMPUTE = (
+    "With option recompute a block runs twice: what it writes into another module, a list or an object that it is not "
+    "given, it writes twice. Let it return that, or leave the option out."
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ class Verdict:
             yield f"{callers} calls torch.distributed. {NUMBER_OF_RANKS}"
         if self.training.in_stages:
             yield BY_PIPELINE
+        if any("recompute" in policy.options for policy in self.training.policies.values()):
+            yield BY_RECOMPUTE
         if trial.differing:
             yield f"A loss also keeps {other_values(trial.differing)}."
 

@@ -53,7 +53,7 @@ class Recompute:
 
     It cannot restore what a block writes into a list or tensor of its own, its generators, or globals. A block that
     does the first or second, changes a buffer outside itself, writes its own weights, or overwrites its input, is
-    refused when it does so.
+    refused when it does so. On CPUs a trial finds the rest, for there one device computes without this option.
 
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
@@ -63,6 +63,7 @@ class Recompute:
     ) -> None:
         """`blocks` are those that recompute. Without them they are found. Before one does, `begin_again` is called."""
         self.player, self.begin_again = player, begin_again
+        self.on = True
         self.updates = 0  # how often the player's weights were updated
         self.looked: set[str] = set()  # blocks of which the values of weights were compared around their first forward
         self.given = ExitStack()  # forwards that modules have in place of their own
@@ -109,7 +110,7 @@ class Recompute:
         # `dict.values`, because zero3 replaces `_parameters` by a dict that gathers the weights when they are read.
         weights = [w for module in modules for w in dict.values(module._parameters) if w is not None]
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *weights))
-        if not learns or private.in_transform():
+        if not learns or not self.on or private.in_transform():
             return forward(*args, **kwargs)
         what = f"block '{name}' of player '{self.player.name}'"
         if any(isinstance(leaf, Iterator) for leaf in leaves):

@@ -209,7 +209,8 @@ class Pipeline(Policy):
         if size_of(self.belongings.parameters.values()) <= FITS:
             self.storage.unshard()
         try:
-            yield
+            with super().as_one_device():
+                yield
         finally:
             self.storage.reshard()
 

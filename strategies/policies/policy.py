@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -270,8 +271,13 @@ class Policy(WholeWeights):
         return self.on_read.during(phase.name, phase.second_order, self.switch.on and bool(self.weights), trying)
 
     def as_one_device(self) -> AbstractContextManager[Any]:
-        """A context around a step that is tried as one device."""
-        return nullcontext()
+        """A context around a step that is tried as one device: on a CPU without recompute, so that both are compared.
+
+        A GPU may have no room for that.
+        """
+        if self.recompute is None or self.world.device.type != "cpu":
+            return nullcontext()
+        return mock.patch.object(self.recompute, "on", False)
 
     def for_several_phases(self) -> AbstractContextManager[Any]:
         """A context around what makes a graph that later phases use too: `GanModule.shared`."""

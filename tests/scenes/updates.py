@@ -173,6 +173,20 @@ class Iterating(nn.Sequential):
         return self[2](self[1](iter([self[0](x)])))
 
 
+class OfCounts(OfItems):
+    """It counts in an array of NumPy's, of which torch knows nothing."""
+
+    def forward(self, x, counts):
+        counts += 1
+        return torch.tanh(super().forward(x) * counts[0])
+
+
+class Tallied(nn.Sequential):
+    def forward(self, x):
+        counts = np.zeros(1)
+        return self[2](self[1](self[0](x), counts), counts)
+
+
 class Tossing(Plain):
     block, network = Tosses, nn.Sequential
 
@@ -412,7 +426,7 @@ UPDATES = {
         Heirs, policies={"zero1": 2, "zero3": 2, "fsdp": 2}, often=(), mutants=(Mutant("it keeps its own", game=Twins),)
     ),
     "frozen_when_done": Scene(Toggles, policies={"zero2": 2, "zero3": 2, "fsdp": 2}, **AS_PLAIN),
-    "what runs again": Scene(  # to the last bit: test_recompute.py
+    "what_runs_again": Scene(  # to the last bit: test_recompute.py
         Tossing, policies={}, mutants=(),
         refused=(
             untried(
@@ -422,6 +436,10 @@ UPDATES = {
             Refused(
                 having(Tossing, block=OfItems, network=Iterating), "single+recompute",
                 "block '1' of player 'generator' gets an iterator, and recompute calls the block twice; give it a list",
+            ),
+            Refused(
+                having(Tossing, block=OfCounts, network=Tallied), "zero3+recompute",
+                ("would not train as one device does", "With option recompute a block runs twice"),
             ),
             Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
