@@ -43,7 +43,7 @@ class Recompute:
         weights      the tensors that the modules had, which torch.func.functional_call puts there for one call
         noise        losses draw for the same place and call again, also in a thread of autograd
         dice         NumPy and Python's random draw again what they drew
-        attributes   what modules, and objects that the block is given, keep in them, such as a counter
+        attributes   what modules keep in them, such as a counter; so do objects in these, or that the block is given
         arguments    lists and dicts that the block is given, and may change
         ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order; what is
                      added up for gradients is so among the same ranks, also in a thread of autograd
@@ -150,12 +150,15 @@ class ForwardState:
     ) -> None:
         """`objects` are arguments that may have attributes."""
         self.what, self.owner, self.modules, self.weights = what, owner, modules, weights
-        self.attributed = [*modules, *objects]
+        self.attributes = Attributed([*modules, *objects])
+        own = [each for values in self.attributes.before for each in values.values() if _may_change(each)]
+        self.attributed = [*modules, *objects, *own]
+        if own:
+            self.attributes = Attributed(self.attributed)
         place = noise.here()
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
         self.dice: Any = random_state.dice()  # None after a forward that has drawn nothing from them
-        self.attributes = Attributed(self.attributed)
         self.dtype = torch.get_default_dtype()
         self.requires_grad = [weight.requires_grad for weight in weights]
         self.buffers = {id(b): b.detach().clone() for _, _, b in self._buffers(modules)}
