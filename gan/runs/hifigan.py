@@ -82,11 +82,10 @@ def hifigan(
     length = max(segment, round(seconds * mel.rate / mel.hop) * mel.hop)
     how = mel.rate, segment, mel.window, skip_broken, mels, mel.bands, mel.hop
     train, val = _sounds(data, how, held_out, length)
-    scored = val if len(val) else None
-    rules: dict[str, Any] = dict(batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    sounds = GanData(train, val if len(val) else None, batch_size=batch_size, workers=workers, seed=seed, flip=False)
     said = dict(config_=Path(where).name, hertz=mel.rate, segment=segment, width=width, rate=rate, decay=decay)
-    chosen = {name: f"{value}" for name, value in said.items()} | {"batch_size": f"{batch_size}"}
-    return Run(game, GanData(train, scored, **rules), max_steps, SCORES if scored else {}, chosen=chosen)
+    chosen = {name: str(value) for name, value in (said | {"batch_size": batch_size}).items()}
+    return Run(game, sounds, max_steps, SCORES if len(val) else {}, chosen=chosen)
 
 
 def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tuple["Samples", "Samples"]:
