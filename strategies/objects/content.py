@@ -105,19 +105,18 @@ def noted(value: Any, by_version: bool = False) -> Any:
 class Attributed:
     """What modules and other objects keep in attributes: a counter, or what another network has made, as in MUNIT."""
 
-    def __init__(self, objects: Iterable[Any]) -> None:
-        self.scopes = [Scope(each, lambda name: name not in TORCHS) for each in objects]
+    def __init__(self, owners: Iterable[Any]) -> None:
+        self.scopes = [Scope(each, lambda name: name not in TORCHS) for each in owners]
         self.before = [scope.read() for scope in self.scopes]
-        places = [("", "", scope.owner) for scope in self.scopes] + [
-            (f"the attribute '{name}' of ", scope.owner, value)
+        objects = [scope.owner for scope in self.scopes if not isinstance(scope.owner, nn.Module)]
+        found = [(f"a {type(each).__name__}", each) for each in objects] + [
+            (f"the attribute '{name}' of a {type(scope.owner).__name__}", value)
             for scope, values in zip(self.scopes, self.before, strict=True)
             for name, value in values.items()
+            if not isinstance(value, PLAIN)
         ]
-        self.notes = [  # of what may change in place: most are numbers
-            (f"{where}a {type(owner if where else value).__name__}", value, note)
-            for where, owner, value in places
-            if (note := noted(value, True)) is not None
-        ]
+        # Of what may change in place.
+        self.notes = [(what, each, note) for what, each in found if (note := noted(each, True)) is not None]
 
     def put_back(self) -> None:
         """Let the modules have these attributes, and no others."""

@@ -1,10 +1,10 @@
 """The option recompute (activation checkpointing): backward runs the forwards of a player's blocks again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from types import MethodType
 from typing import Any
 from unittest import mock
@@ -20,9 +20,11 @@ from gan.phase import Player
 from nets.norm import torchs_own
 from strategies import private
 from strategies.batches import random_state
-from strategies.objects.content import Attributed
+from strategies.objects.content import PLAIN, Attributed
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.resharded_parameter import resharded, version_of
+
+NO_OBJECTS = (*PLAIN, Tensor)
 
 
 class Recompute:
@@ -43,7 +45,7 @@ class Recompute:
         weights      the tensors that the modules had, which torch.func.functional_call puts there for one call
         noise        losses draw for the same place and call again, also in a thread of autograd
         dice         NumPy and Python's random draw again what they drew
-        attributes   what modules keep in them, such as a counter; so do objects in these, or that the block is given
+        attributes   of modules, such as a counter; of objects in these attributes; of objects that the block is given
         arguments    lists and dicts that the block is given, and may change
         ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order; what is
                      added up for gradients is so among the same ranks, also in a thread of autograd
@@ -115,7 +117,7 @@ class Recompute:
         what = f"block '{name}' of player '{self.player.name}'"
         if any(isinstance(leaf, Iterator) for leaf in leaves):
             raise UserError(f"{what} gets an iterator, and recompute calls the block twice; give it a list")
-        state = ForwardState(what, self, modules, weights, list(filter(_may_change, leaves)))
+        state = ForwardState(what, self, modules, weights, _objects(leaves))
         # What is given twice is kept once. Of two copies attention would not know that `query is key`.
         numbers = {key: number for number, key in enumerate(dict.fromkeys(map(id, leaves)))}
         places = [numbers[id(leaf)] for leaf in leaves]
@@ -151,7 +153,8 @@ class ForwardState:
         """`objects` are arguments that may have attributes."""
         self.what, self.owner, self.modules, self.weights = what, owner, modules, weights
         self.attributes = Attributed([*modules, *objects])
-        own = [each for values in self.attributes.before for each in values.values() if _may_change(each)]
+        kept = chain.from_iterable(values.values() for values in self.attributes.before)
+        own = _objects(kept)
         self.attributed = [*modules, *objects, *own]
         if own:
             self.attributes = Attributed(self.attributed)
@@ -258,13 +261,10 @@ class ForwardState:
             module._buffers[name] = buffer
 
 
-def _may_change(value: Any) -> bool:
-    """Whether an argument is an object whose attributes a block may set."""
-    return (
-        not isinstance(value, Tensor)
-        and not callable(value)
-        and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
-    )
+def _objects(values: Iterable[Any]) -> list[Any]:
+    """Those whose attributes a block may set."""
+    others = (each for each in values if not isinstance(each, NO_OBJECTS) and not callable(each))
+    return [each for each in others if hasattr(each, "__dict__") or hasattr(each, "__slots__")]
 
 
 def _put_weights(weights: Sequence[tuple[nn.Module, str, nn.Parameter | None]]) -> None:
