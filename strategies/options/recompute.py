@@ -55,7 +55,7 @@ class Recompute:
 
     It cannot restore what a block writes into a list or tensor of its own, its generators, or globals. A block that
     does the first or second, changes a buffer outside itself, writes its own weights, or overwrites its input, is
-    refused when it does so. On CPUs a trial finds the rest, for there one device computes without this option.
+    refused when it does so. On CPUs a trial finds most of the rest, for one device computes without this option there.
 
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
