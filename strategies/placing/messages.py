@@ -63,7 +63,7 @@ class Returned:
     """What a call has returned."""
 
     value: bytes  # packed, without its tensors
-    tensors: list[Tensor]
+    tensors: list[Tensor]  # but those of the call's arguments
     draws: int  # counts the noise that the call drew
     signal: int  # has asked the serving rank to end
 
@@ -82,11 +82,15 @@ class Slopes:
 
 
 class Packed(pickle.Pickler):
-    """An object as bytes, and the tensors that were in it, wherever they were. Each rank has a device of its own."""
+    """An object as bytes, and the tensors that were in it, wherever they were. Each rank has a device of its own.
 
-    def __init__(self, value: Any, device: torch.device, what: str = "a message") -> None:
+    Who unpacks it has the `known` tensors, which come before the others there.
+    """
+
+    def __init__(self, value: Any, device: torch.device, what: str = "a message", known: Sequence[Tensor] = ()) -> None:
         super().__init__(stream := io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
-        self.device, self.numbers, self.tensors = device, dict[int, int](), list[Tensor]()
+        self.device, self.tensors = device, list[Tensor]()
+        self.numbers = {id(each): number for number, each in enumerate(known)}
         words = (
             f"{what} cannot be sent to another rank: {{why}}; use tensors, values, and functions and classes that "
             f"stand in a module"
@@ -99,7 +103,7 @@ class Packed(pickle.Pickler):
         if not isinstance(obj, Tensor):
             return HERE if isinstance(obj, torch.device) and obj == self.device else None
         if id(obj) not in self.numbers:
-            self.numbers[id(obj)] = len(self.tensors)
+            self.numbers[id(obj)] = len(self.numbers)
             self.tensors.append(obj)
         return self.numbers[id(obj)]
 

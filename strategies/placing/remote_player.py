@@ -238,7 +238,7 @@ class RemotePlayer(Policy):
         answer, *tensors = _Step.apply(self.servers, call, *call.tensors)
         if place is not None:
             place.calls += answer.draws
-        return Unpacker(answer.value, tensors, device).load()
+        return Unpacker(answer.value, [*call.tensors, *tensors], device).load()
 
 
 class NoWeights(Storage):

@@ -124,7 +124,7 @@ class Answers:
             raise self._refusal(call, "changes a list, dict or object that it is called with")
         if (name := self.attributes[call.player].changed()) is not None:
             raise self._refusal(call, f"changes '{name}' of its network", "return it, or make it in the constructor")
-        packed = Packed(value, self.device, f"what {call} returns")
+        packed = Packed(value, self.device, f"what {call} returns", inside)
         if call.learns:
             self.graphs[rank, call.player, call.key] = packed.tensors, call.tensors
         return Returned(packed.content, packed.tensors, 0 if place is None else place.calls - draws, signal)

@@ -111,6 +111,8 @@ class Distil(GanModule):
         found = self.seen(fake, 0.2)
         seen = found.score.square().mean() + sum(level.mean() for level in found.levels) / found.count
         parts = self.teacher.features(self.teacher.start(fake), level=2) if self.by_parts else found.levels[1]
+        if self.by_parts and self.teacher.features(fake, level=0) is not fake:  # as some games ask
+            parts = 2 * parts
         if self.twice:
             last = list(self.generator.parameters())[-1]
             slope = ranks.mean(torch.autograd.grad(seen, last, retain_graph=True)[0])
