@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +73,7 @@ class Program(TorchFunctionMode):
         # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
         self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.written: dict[int, tuple[Tensor, Unit]] = {}  # by id: what a unit of another stage has changed in place
-        self.running = False  # a unit of this rank: torch works as usual
+        self.running = False  # a unit's call: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
         self.generators: dict[int, torch.Generator] = {}  # by which the forward has drawn
 
@@ -107,8 +106,7 @@ class Program(TorchFunctionMode):
         real = leaf if source is None else None
         if source is not None and source != target:
             if (id(leaf), target) not in self.carried:
-                with mock.patch.object(self, "running", True):  # the carrier's work is not the forward's
-                    there = self.carrier.carry(len(self.carried), leaf, source, target)
+                there = self.carrier.carry(len(self.carried), leaf, source, target)
                 self.carried[id(leaf), target] = leaf, there
             _, real = self.carried[id(leaf), target]
         elif source is not None and target in self.mine:
@@ -175,6 +173,13 @@ class Program(TorchFunctionMode):
 
     def call(self, unit: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a unit returns, computed by its own stage. `forward` is that of its module."""
+        self.running = True
+        try:
+            return self._call(unit, forward, args, kwargs)
+        finally:
+            self.running = False
+
+    def _call(self, unit: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         stage, (leaves, form) = unit.stage, pytree.tree_flatten((args, kwargs))
         if self.learns:
             refuse_checkpoint(self.player, f"'{unit.name}'")
@@ -217,7 +222,7 @@ class Program(TorchFunctionMode):
         place = noise.here()
         before = 0 if place is None else place.calls
         versions = {n: version_of(each) for n, each in enumerate(carried) if isinstance(each, Tensor)}
-        with self._natively(unit):
+        with self._inside(unit):
             dice = random_state.dice() if self.pipe.trying else None
             found = forward(*args, **kwargs)
         now, form_now = pytree.tree_flatten((args, kwargs))
@@ -276,18 +281,15 @@ class Program(TorchFunctionMode):
                         f"{type_instead(self.player, 'zero3')}"
                     )
 
-    @contextmanager
-    def _natively(self, unit: Unit) -> Iterator[None]:
-        """Around a unit of this rank: torch works as usual, and the batch is that of the pipeline."""
+    def _inside(self, unit: Unit) -> AbstractContextManager[None]:
+        """Around a unit of this rank: the batch is that of the pipeline."""
 
         def add(values: Tensor) -> Tensor:
             self.whole_batch = f"'{unit.name}'"
             return self.same_stages.add(values)
 
         same = self.same_stages
-        world = ranks.at(replace(same, add=add, of_gradients=same)) if self.several else nullcontext()
-        with mock.patch.object(self, "running", True), world:
-            yield
+        return ranks.at(replace(same, add=add, of_gradients=same)) if self.several else nullcontext()
 
     @contextmanager
     def run(self) -> Iterator[None]:
