@@ -38,9 +38,11 @@ def batch_norm(
     one all-reduce in forward, for all channels together, and one in backward. Ranks may hold different numbers of
     samples. In groups only the running statistics, which follow the mean of all groups, are communicated.
     """
-    mixed = len({each.dtype for each in (weight, running_mean) if each is not None}) > 1  # torch's own refuses that
+    # torch refuses weights of another dtype, as +bf16 gives them.
+    if weight is not None and running_mean is not None and weight.dtype != running_mean.dtype:
+        weight, bias = weight.to(running_mean.dtype), None if bias is None else bias.to(running_mean.dtype)
     several = ranks.more_than_one() and not (len(input) == 1 and input.dim() > 2 and _beside(weight))
-    if not training or not (several or mixed or group):
+    if not training or not (several or group):
         return torchs(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if several and running_mean is not None:
         _refuse_between_phases()

@@ -78,6 +78,17 @@ def test_ours_is_torchs_for_one_rank(how):
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), **NEAR)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_may_be_of_another_type_as_with_bf16(training):
+    """torch's own refuses that. What they give is what they give in full precision."""
+    norm, x = layers(SyncBatchNorm).float().train(training), inputs().float()
+    for weight in norm.parameters():
+        weight.data = weight.data.bfloat16()
+    found = norm(x)
+    torch.testing.assert_close(found, layers(SyncBatchNorm).float().train(training)(x), rtol=0, atol=0.05)
+    assert norm.weight.dtype == torch.bfloat16 and found.dtype == torch.float32
+
+
 def test_what_cannot_be_in_groups_is_refused_with_what_to_type():
     with pytest.raises(UserError, match=r"groups of 4 samples gets a tensor of shape \(6, 3, 20\)"):
         in_groups(layers(nn.BatchNorm1d), 4)(inputs())
