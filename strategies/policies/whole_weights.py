@@ -13,7 +13,7 @@ from strategies import private
 from strategies.optimizers.averages import EvalWeights
 from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings
-from strategies.policies.costs import Costs
+from strategies.policies.memory import PlayerMemory
 from strategies.sharding.resharded_parameter import withheld
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
@@ -25,7 +25,7 @@ LEFT = (
 )
 
 
-class WholeWeights(Costs):
+class WholeWeights(PlayerMemory):
     """What a policy lets an author's code see: to save, validate or compare."""
 
     name: str

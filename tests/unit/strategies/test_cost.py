@@ -11,7 +11,7 @@ from strategies.cost.budget import Cost, PhaseCost
 from strategies.cost.tracing import FusedAttention, Kind, traces
 from strategies.observers import FOREVER, Living
 from strategies.policies.amounts import Collective, Group, Held, Moved, bytes_moved
-from strategies.policies.costs import optimizer_cost
+from strategies.policies.memory import optimizer_cost
 from tests.support.composite import Sized
 from tests.support.hard_games import HARD
 from tests.support.parity import single

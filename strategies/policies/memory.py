@@ -1,4 +1,4 @@
-"""What a policy costs: the part of it that plans ask, before any training."""
+"""The memory of a player under a policy, in bytes: what plans ask before any training."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -102,11 +102,11 @@ def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | Non
     return living.highest
 
 
-class Costs:
-    """Memory and messages of a policy, in bytes. It needs no other rank, and no weight needs a value.
+class PlayerMemory:
+    """What a rank holds of a player. To know that needs no other rank, and no values of weights.
 
-    A policy for many devices says here what it shards and sends: the first properties. See strategies/cost/ for who
-    asks. With the option offload all that a rank owns is in the CPU's memory.
+    A policy for many devices says here what it shards: the first properties. See strategies/cost/ for who asks. With
+    the option offload all that a rank owns is in the CPU's memory.
     """
 
     max_ranks: int | None = 1
