@@ -33,15 +33,22 @@ class Content(NamedTuple):
 class Scope:
     """Names with values: attributes of an object, a class or a module, or those globals that functions name."""
 
-    def __init__(self, owner: Any, counts: Callable[[str], bool] = bool, values: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        owner: Any,
+        counts: Callable[[str], bool] = bool,
+        values: dict[str, Any] | None = None,
+        left_out: frozenset[str] = frozenset(),
+    ) -> None:
         """`counts` says whether a name is one of them. `values` are the owner's attributes, if nothing else is said."""
-        self.owner, self.counts = owner, counts
+        self.owner, self.counts, self.left_out = owner, counts, left_out
         self.values = getattr(owner, "__dict__", {}) if values is None else values
         self.slots = () if isinstance(owner, type | dict) else _slots(type(owner))
 
     def read(self) -> dict[str, Any]:
         slots = {name: getattr(self.owner, name) for name in self.slots if hasattr(self.owner, name)}
-        return slots | {name: value for name, value in list(self.values.items()) if self.counts(name)}
+        named = [(name, value) for name, value in list(self.values.items()) if name not in self.left_out]
+        return slots | {name: value for name, value in named if self.counts(name)}
 
     def fill(self, content: Mapping[str, Any]) -> None:
         """Give the names these values, and no value to others."""
@@ -106,7 +113,7 @@ class Attributed:
     """What modules and other objects keep in attributes: a counter, or what another network has made, as in MUNIT."""
 
     def __init__(self, owners: Iterable[Any]) -> None:
-        self.scopes = [Scope(each, lambda name: name not in TORCHS) for each in owners]
+        self.scopes = [Scope(each, left_out=TORCHS) for each in owners]
         self.before = [scope.read() for scope in self.scopes]
         objects = [scope.owner for scope in self.scopes if not isinstance(scope.owner, nn.Module)]
         found = [(f"a {type(each).__name__}", each) for each in objects] + [

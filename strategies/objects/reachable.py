@@ -35,7 +35,7 @@ MACHINERY = ("lightning.", "strategies.", "datasets.", "torch.distributed.", "to
 MACHINERY += ("contextlib.",)  # a context manager above a function holds a generator that nobody moves on
 APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler, autocast)  # nothing is searched in them
 SIMPLE = (int, float, complex, str, bytes, range, slice, Path, torch.dtype, torch.device, np.generic, type(None))
-LIGHTNINGS = vars(GanModule()).keys() - vars(nn.Module()).keys()  # attributes that every game has
+LIGHTNINGS = frozenset(vars(GanModule()).keys() - vars(nn.Module()).keys())  # attributes that every game has
 INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
 ONCE = ("builtins", "itertools", "torch.utils.data.dataloader")  # whose iterators cannot be put back
 BOUND = (MethodType, partial, property, staticmethod, classmethod)
@@ -105,8 +105,8 @@ class Reachable:
             many = isinstance(value, MANY)
             items = dict.items(value) if isinstance(value, dict) else enumerate(value) if many else ()
             yield from ((str(key), item) for key, item in items)
-            counts = (lambda name: name not in LIGHTNINGS) if isinstance(value, GanModule) else bool
-            yield from self._in_scope(name, Scope(value, counts))
+            left_out = LIGHTNINGS if isinstance(value, GanModule) else frozenset()
+            yield from self._in_scope(name, Scope(value, left_out=left_out))
             yield "", type(value)
 
     def _in_scope(self, name: str, scope: Scope) -> Iterator[tuple[str, Any]]:
