@@ -35,8 +35,8 @@ THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) 
 REMEMBERED = (
     "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x), gan.ranks.sum(x) "
     "or gan.ranks.gather(x) in place of x. So must what hooks write to weights: draw for it from a torch.Generator "
-    "that is seeded alike on all ranks. And so must what a constructor draws outside of weights and buffers, as a plain "
-    "tensor or a number: call seed_everything(0) before the game is made."
+    "that is seeded alike on all ranks. And so must what a constructor draws outside of weights and buffers, as a "
+    "plain tensor or a number: call seed_everything(0) before the game is made."
 )
 A_MEAN_OVER_SAMPLES = (
     "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
