@@ -218,8 +218,7 @@ class RanksStrategy(LaunchedStrategy):
             with clear_errors(main):
                 self.division.connect(store, self.root_device, self._get_process_group_backend(), **self._group)
                 super().setup_distributed()
-        # Lightning seeds ranks a second time, and one device not. What dp's loaders draw is what one device draws.
-        (random_state.restore if self.is_dp else random_state.restore_alike)(before)
+        random_state.restore(before)  # Lightning seeds ranks a second time, and one device not
 
     def _store(self, rank: int, size: int) -> dist.Store:
         """torch's store, in which the ranks find each other. Also the process group, where Lightning's way fails."""

@@ -36,6 +36,19 @@ def fit(game, steps=4, strategy=None, batches=vectors, **kwargs):
     return made
 
 
+def drawn_after_a_training(policy, world):
+    """By torch's generator: as where the members of an ensemble are made and trained one after the other."""
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # by which Lightning seeds ranks again
+        torch.manual_seed(11)
+        made = trainer(PhaseStrategy(policy, check=False), world, 2)
+        made.fit(Plain(), parts(2, world))
+        return torch.rand(3)
+
+
+def test_a_training_leaves_torchs_generator_where_one_device_does(ranks):
+    assert torch.equal(ranks(2).run(drawn_after_a_training, "ddp", 2)[0], drawn_after_a_training("single", 1))
+
+
 # ---- what counts as a step ----
 
 
