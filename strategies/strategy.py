@@ -68,7 +68,7 @@ class PhaseStrategy(RanksStrategy):
         start_method: str = "popen",
         process_group_backend: str | None = None,
         init_method: str | None = None,
-        timeout: timedelta | None = default_pg_timeout,
+        timeout: timedelta | float | None = default_pg_timeout,  # a number is seconds
         accelerator: Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
         cluster_environment: ClusterEnvironment | None = None,
@@ -82,11 +82,11 @@ class PhaseStrategy(RanksStrategy):
             choices(policy, {**POLICIES, "auto": Auto}),
             init_method,
             process_group_backend,
+            timeout,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
             precision_plugin=precision_plugin,
-            timeout=timeout,
             start_method=start_method,
         )
         self.check: Check = check

@@ -6,6 +6,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -62,7 +63,12 @@ class RanksStrategy(LaunchedStrategy):
     """
 
     def __init__(
-        self, choice: Mapping[str, Choice], init_method: str | None, backend: str | None, **lightnings: Any
+        self,
+        choice: Mapping[str, Choice],
+        init_method: str | None,
+        backend: str | None,
+        timeout: timedelta | float | None,
+        **lightnings: Any,
     ) -> None:
         for part in backend.split(",") if backend is not None else ():  # such as `cpu:gloo,cuda:nccl`, or nccl
             single = part.rpartition(":")[2].strip().lower()
@@ -72,7 +78,9 @@ class RanksStrategy(LaunchedStrategy):
                 raise UserError(
                     f"torch {torch.__version__} has no backend '{single}' here, but {found}{why}; {TYPE_GLOO}"
                 )
-        super().__init__(process_group_backend=backend, **lightnings)
+        if isinstance(timeout, int | float):
+            timeout = timedelta(seconds=timeout)
+        super().__init__(process_group_backend=backend, timeout=timeout, **lightnings)
         self.choice, self.is_dp, self.init_method = choice, is_dp(choice), init_method
         self.groups, self.owed = Groups(timeout=self._timeout), Owed()
         self.division = Division()

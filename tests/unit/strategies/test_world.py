@@ -68,6 +68,11 @@ def test_one_of_its_own_is_never_shared_and_all_are_ended_once(made):
     assert sorted(made) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("typed", [40, 40.0, timedelta(seconds=40)])
+def test_ranks_wait_for_seconds(typed):
+    assert PhaseStrategy(timeout=typed).groups.timeout == timedelta(seconds=40)
+
+
 # ---- accelerator ----
 
 
