@@ -38,9 +38,6 @@ has the settings they were made with. Its keys are the network's own. What is in
     safe_open("{file}.safetensors", "pt").metadata()
 
 """
-# Settings by which a game makes its networks.
-SHAPES = ("network", "judge", "norm", "dropout", "judge_width", "width", "layers", "blocks", "hidden", "style")
-SHAPES += ("upsamplings", "latent", "shared", "attention", "codes", "actnorm")
 WEIGHTS = {"ema": "averaged weights (EMA)", "raw": "raw weights, as they were trained"}
 AVERAGED = """An average is of parameters; buffers, such as running statistics, are training's own, unless the player
 has ema_buffers='averaged'.
@@ -161,6 +158,7 @@ def take_from_run(settings: Namespace, argv: Sequence[str] = ()) -> list[str]:
     """
     from gan.app.run.folder import is_checkpoint
     from gan.app.run.reopen import open_run
+    from gan.app.run.resumed import SHAPES
 
     typed = settings.get("from_") or ""
     path = Path(typed).expanduser()

@@ -173,8 +173,8 @@ class State:
                 load_module_state(self.game, state, self._shares(), strict, unsaved)
             except RuntimeError as error:
                 raise UserError(
-                    f"the checkpoint's networks are not this run's; resume with the settings it was trained with, and "
-                    f"make all weights and buffers in __init__. {reason(error)}"
+                    f"the checkpoint's networks are not this run's, as __init__ makes them ({reason(error)}); make all "
+                    f"weights and buffers in __init__, with the settings that the checkpoint was trained with"
                 ) from error
 
         def load_averages() -> None:

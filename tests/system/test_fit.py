@@ -242,7 +242,7 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys)
         (
             "--width 8 --max-steps 2",
             2,
-            "and there (16, 4, 4); resume with --max-steps 1, --width 4, or begin a new run",
+            "and there (16, 4, 4); resume with --width 4, or begin a new run",
         ),
         ("--max-steps 7 --width 8 --dry-run", 2, "the checkpoint's networks are not this run's: "),
         ("--run sean-faces", 2, "is a run of r3gan-faces, not of sean-faces"),

@@ -13,6 +13,9 @@ from gan.files.checkpoint import check, load
 from gan.files.errors import Damaged, UserError
 from gan.files.system import quoted, unless_within
 
+# Settings by which a game makes its networks.
+SHAPES = ("network", "judge", "norm", "dropout", "judge_width", "width", "layers", "blocks", "hidden", "style")
+SHAPES += ("upsamplings", "latent", "shared", "attention", "codes", "actnorm")
 QUIET = 5.0  # seconds that a check takes without a word
 
 Say = Callable[[str], None]
@@ -72,11 +75,12 @@ class Resumed:
         self.changed = [name for name, value, before in both if written(name, value) != written(name, before)]
 
     def __str__(self) -> str:
-        was, now = self._typed(self.before), self._typed(self.now)
+        was, now = self._typed(self.before, self.changed), self._typed(self.now, self.changed)
         return f"the run was trained with {was}, and goes on with {now}" if self.changed else ""
 
-    def _typed(self, settings: Mapping[str, Any]) -> str:
-        named = [(name.rstrip("_").replace("_", "-"), settings.get(name)) for name in self.changed]
+    @staticmethod
+    def _typed(settings: Mapping[str, Any], names: Sequence[str]) -> str:
+        named = [(name.rstrip("_").replace("_", "-"), settings.get(name)) for name in names]
         return ", ".join(f"no --{name}" if value is None else f"--{name} {value}" for name, value in named)
 
     def as_it_was(self, chosen: str) -> str:
@@ -97,11 +101,12 @@ class Resumed:
     def check_networks(self, game: Module, checkpoint: Path) -> None:
         """Refuse settings that give weights of other sizes, before anything is said of training."""
         here = {name: tuple(weight.shape) for name, weight in game.named_parameters()}
+        shapes = [name for name in self.changed if name in (*SHAPES, "size", "mapping", "config_")] or self.changed
         for name, weight in load(checkpoint)["state_dict"].items():  # which has not all: a VGG, say, is not saved
             if name in here and here[name] != (there := tuple(weight.shape)):
                 raise UserError(
                     f"the checkpoint's networks are not this run's: '{name}' has the size {here[name]}, and there "
-                    f"{there}; resume with {self._typed(self.before)}, or begin a new run"
+                    f"{there}; resume with {self._typed(self.before, shapes)}, or begin a new run"
                 )
 
 
