@@ -35,6 +35,7 @@ def main(argv: list[str]) -> None:
 
         from gan.app.fitting import loggers, start, train
         from gan.app.run.computer import machine
+        from gan.app.run.resumed import to_resume
         from gan.export import take_from_run
 
     if place is not None and place.launcher.queued:
@@ -54,6 +55,8 @@ def main(argv: list[str]) -> None:
     if place is None and computer.processes > 1:
         start.check_settings(settings, strategy, computer.devices, computer.kind == "cpu")
         if not settings.dry_run:
+            if resumed is not None:
+                to_resume(settings.resume, *resumed, say=lambda text: None, whole=False)
             start_ranks(settings, computer, out, [*argv, *begun])
             return
     least, most = options.nodes(settings.nodes)

@@ -267,6 +267,14 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys)
     assert not (here / "runs" / "002-r3gan-faces").exists()
 
 
+def test_a_checkpoint_that_cannot_be_opened_is_refused_before_ranks_are_started(one_step, here, monkeypatch, capsys):
+    monkeypatch.setattr(fit, "run_ranks", lambda *_: pytest.fail("ranks are started"))
+    (file,) = (here / "runs" / "001-r3gan-faces" / "checkpoints").glob("*/*.safetensors")
+    file.unlink()
+    assert fit.main(["--resume", "auto", "--max-steps", "2", "--devices", "2", "--accelerator", "cpu"]) == 2
+    assert f"{file.name} is missing; no earlier checkpoint of the run is whole" in capsys.readouterr().err
+
+
 def test_a_run_that_another_process_trains_is_refused_and_left_as_it_is(one_step, here, monkeypatch, capsys):
     monkeypatch.setattr(folder, "PATIENCE", 0.1)
     with folder.training(RunFolder(here / "runs" / "001-r3gan-faces")):

@@ -21,24 +21,29 @@ QUIET = 5.0  # seconds that a check takes without a word
 Say = Callable[[str], None]
 
 
-def to_resume(typed: str, folder: RunFolder, checkpoint: Path, say: Say, option: str = "--resume ") -> Path:
-    """The checkpoint to go on from, for what was typed after an option and the checkpoint that it was found to mean."""
+def to_resume(
+    typed: str, folder: RunFolder, checkpoint: Path, say: Say, option: str = "--resume ", whole: bool = True
+) -> Path:
+    """The checkpoint to go on from, for what was typed after an option and the checkpoint that it was found to mean.
+
+    Without `whole`, the values of its tensors are not read.
+    """
     if not is_checkpoint(Path(typed)):
         newest = folder.newest_checkpoint() or checkpoint  # a training may have saved another one since
-        return newest_whole([newest, *folder.before(newest)], say, option)
+        return newest_whole([newest, *folder.before(newest)], say, option, whole)
     try:
-        _check(checkpoint, say)
+        _check(checkpoint, say, whole)
     except Damaged as error:
         raise UserError(f"{error}; {what_to_type(folder, checkpoint, option)}") from error
     return checkpoint
 
 
-def newest_whole(checkpoints: Sequence[Path], say: Say, option: str = "--resume ") -> Path:
+def newest_whole(checkpoints: Sequence[Path], say: Say, option: str = "--resume ", whole: bool = True) -> Path:
     """The first of these that is whole. A line says which was damaged, and why. It is an error if none is whole."""
     failures: list[Damaged] = []
     for path in checkpoints:
         try:
-            _check(path, say)
+            _check(path, say, whole)
         except Damaged as error:
             failures.append(error)
             continue
@@ -57,9 +62,9 @@ def what_to_type(folder: RunFolder, unusable: Path, option: str = "") -> str:
     return "no earlier checkpoint of the run is whole"
 
 
-def _check(path: Path, say: Say) -> None:
+def _check(path: Path, say: Say, whole: bool) -> None:
     with unless_within(QUIET, say, f"checking all of {path} ..."):
-        check(path)
+        (check if whole else load)(path)
 
 
 class Resumed:
