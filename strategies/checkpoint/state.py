@@ -7,6 +7,7 @@ Each rank saves and loads what it owns: its shares of the weights, averages and 
 import copy
 import os
 import secrets
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,7 @@ def _go_on_in_the_epoch(trainer: Trainer) -> bool:
             f"a {forgetful} keeps no position, so the epoch that was begun before the checkpoint begins anew in it; a "
             f"GlobalLoader of `datasets` goes on inside"
         )
+        warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
     return False
 
 

@@ -5,6 +5,7 @@ A page of tables is one file, which opens in any browser without a server and lo
 
 import base64
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -20,6 +21,7 @@ from gan.files.disk import whole_file
 from gan.files.errors import UserError, reason
 from gan.sound import Sound
 
+WITHIN_NAMES = re.compile(r"(?<=[/_])(?=\w)|(?=\.\w+:)")  # where a line of a long file name may end
 TINY = 96  # pictures up to this size are saved without loss, and shown with sharp pixels
 
 # For notebooks. The page of samples/gallery.py has its own style.
@@ -138,7 +140,8 @@ class Table:
             size, hidden = f'width="{picture.width}" height="{picture.height}"', " hidden" if k < last else ""
             images += f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{hidden}>'
         kind = ' class="moving"' if last else ' class="heard"' if cell.wav else ""
-        below = f"<small>{words}</small>" if words else ""
+        parts = WITHIN_NAMES.sub("<wbr>", words)
+        below = f"<small>{parts}</small>" if words else ""
         if cell.wav:
             below = f'<audio controls src="{_uri("audio/wav", cell.wav)}" title="{escape(place)}"></audio>{below}'
         return f"<td{kind}>{images}{below}</td>"

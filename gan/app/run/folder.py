@@ -117,7 +117,6 @@ def create(out: Path, name: str) -> RunFolder:
             folder = RunFolder(out / f"{number:03d}-{name}")
             with suppress(FileExistsError):
                 folder.path.mkdir()
-                folder.samples.mkdir()
                 return folder
 
 
@@ -146,7 +145,8 @@ def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | No
         path.stat()
     folder = holding(path)
     if path.is_file():
-        begins = f". A published file begins a training: python -m gan.fit RUN --from {quoted(which)}"
+        begins = ". A published file begins a training, and is scored at its start: python -m gan.fit RUN --from "
+        begins += f"{quoted(which)} --score-every 1"
         published = path.suffix in (".pkl", ".pth", ".ckpt")
         raise UserError(
             f"'{which}' is not of a run: it is a file; give a run's folder, or auto{begins if published else ''}"

@@ -51,6 +51,7 @@ def test_a_page_for_which_there_is_no_space_is_refused_by_name(tmp_path):
         (Table(["one", "two"], EYES), ['<span class="swatch" style="background:rgb(1, 2, 3)"></span>eyes</div></th>']),
         (Table(["one", "two"], EYES), ['width="4" height="4" alt="eyes, one">', '<td class="words">has none</td>']),
         (Table(["one"], [Row("near", [Cell("no. 3", (RED,))])]), ['alt="near, one: no. 3"', "<small>no. 3</small>"]),
+        (Table(["x"], [Row("near", [Cell("a/b_c.jpg: 3%", (RED,))])]), ["<small>a/<wbr>b_<wbr>c<wbr>.jpg: 3%</small>"]),
         (Table(note="nothing"), ['<div class="table"><p class="note">nothing</p></div>']),
         (Table(rows=[Row("size", [Cell("64")])]), ['class="table plain"']),
         (Table(rows=[Row("hair", [Cell("3%")], (0, 0, 0))]), ['class="table plain legend"']),

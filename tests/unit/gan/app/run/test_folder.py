@@ -36,6 +36,16 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
         folder.create(tmp_path / "file", "sean")
 
 
+def test_a_new_folder_is_empty(tmp_path):
+    assert not list(folder.create(tmp_path, "hifigan").path.iterdir())  # a dry run of sounds draws nothing
+
+
+def test_a_file_in_place_of_a_run_is_answered_with_what_scores_and_trains(tmp_path):
+    (tmp_path / "net.pkl").touch()
+    with pytest.raises(UserError, match=r"is not of a run: .* gan\.fit RUN --from .*net\.pkl --score-every 1$"):
+        folder.find(str(tmp_path / "net.pkl"), tmp_path, None)
+
+
 def test_auto_is_no_older_run_where_the_newest_has_lost_its_settings(tmp_path):
     make(tmp_path, "sean", "step-000003.ckpt")
     make(tmp_path, "pix2pix", "step-000003.ckpt").settings.unlink()
