@@ -18,7 +18,7 @@ from datasets.augment import Augment, corner
 from datasets.files.cache import listed
 from datasets.files.find import find_source
 from datasets.files.pairs import Size, as_size
-from datasets.files.pictures import MadeUp, Pictures, in_share
+from datasets.files.pictures import Headers, MadeUp, Pictures, in_share
 from datasets.files.sources import SPLITS, Source
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -72,7 +72,7 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     source = find_source(data, classes=False)
     names = [PurePosixPath(os.fsdecode(name)) for name in source.names]
     places, titles = _places([name.with_suffix("").parts if paired else name.parts for name in names])
-    halves, odd = not titles, ""
+    halves = not titles
     if halves and not paired:
         raise UserError(f"{data} does not say which pictures are of which of two kinds; give {FOLDERS}")
     if halves:
@@ -80,8 +80,6 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
             width, height = ImageOps.exif_transpose(picture).size
         if width <= height:
             raise UserError(f"{source.name(0)} is not wide enough to be two pictures side by side; give {FORMS}")
-        if width != 2 * height:
-            odd = f"{source.name(0)} is {width}x{height}, not twice as wide as high. If it is no pair, give {FOLDERS}\n"
     splits = {split for split, _, _ in places} - set(TRAINED)
     held = next(({split} for split in ("val", "valid", "validation", "test") if split in splits), set())
     found: dict[tuple[bool, str], dict[str, int]] = {(out, side): {} for out in (False, True) for side in "ab"}
@@ -111,13 +109,25 @@ def find_sides(data: str, *, paired: bool, held_out: float = 0.02, leave_out: bo
     shown = "a" if paired else "ab"
     train, out = (" and ".join(f"{len(found[each, side]):,}" for side in shown) for each in (False, True))
     what = "pairs" if paired else "pictures"
-    said = f"{odd}data {data}: {said}, {train} {what} to train on and {out} held out"
+    said = f"data {data}: {said}, {train} {what} to train on and {out} held out"
     if idle := [split for split, side, _ in places if split in splits - held and (side or halves)]:
         said += f"; {len(idle):,} pictures of {' and '.join(sorted(set(idle)))} are not used"
     if not halves and (others := sum(not side for _, side, _ in places)):
         said += f"; {others:,} pictures in other folders left out"
     said += f"; not read: {source.note}" if source.note else ""
     return (part(False, "a"), part(False, "b")), (part(True, "a"), part(True, "b")), said
+
+
+def refuse_single(left: Headers, data: str) -> None:
+    """Refuse pictures of which some do not look like two side by side, by the sizes of their left halves."""
+    sizes = {k: [int(each) for each in text.split()[:2]] for k, text in enumerate(left.texts) if text is not None}
+    odd = [k for k, (width, height) in sizes.items() if abs(width - height) > max(ROUNDING, height / 50)]
+    if odd:
+        raise UserError(
+            f"{len(odd):,} of {len(sizes):,} pictures in {data} are not twice as wide as high, such as "
+            f"{left.source.name(odd[0])}; if each is a pair all the same, A on the left and B on the right, type "
+            f"--side-by-side true, else give {FOLDERS}"
+        )
 
 
 def _places(parts: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, str, str]], tuple[str, ...]]:

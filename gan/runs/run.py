@@ -121,7 +121,7 @@ def begin_with(weights: str | None, game: Any) -> None:
     """Load published weights into the networks of a game, if any are typed. Later a checkpoint has them."""
     from nets.published.files import read_published
 
-    if weights is not None and _making().purpose not in ("resume", "look", "plan"):
+    if weights is not None and begins():
         if not callable(files := getattr(game, "published", None)):
             raise UserError(f"{type(game).__name__} has no published weights to begin with; leave --from out")
         say(f"weights: {', '.join(read_published(weights, files()))} of {weights}")
@@ -173,6 +173,11 @@ def made_up(error: UserError, **planned: Any) -> "tuple[MadeUp, Any]":
 
     train, val = instead_of_data(error, **planned)
     return MadeUp(**train), None if val is None else MadeUp(**val)
+
+
+def begins() -> bool:
+    """Whether a new training is made, also for a dry run: none that goes on, or is planned or looked at."""
+    return _making().purpose in ("train", "dry")
 
 
 def is_planned() -> bool:

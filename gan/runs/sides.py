@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions, decoded, say_left_out
-from gan.runs.run import Run, begin_with, decodes, instead_of_data, length, say
+from gan.runs.run import Run, begin_with, begins, decodes, instead_of_data, length, say
 from nets.blocks import start_
 from nets.discriminator import PatchGan, PatchVectors, PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -58,12 +58,12 @@ class OnSides(PictureOptions):
     from_: str | None = None
 
     def begin(
-        self, full: int = 100, after: int = 100, ahead: int = 2, *, paired: bool = False, backwards: bool = False
+        self, full: int = 100, after: int = 100, ahead: int = 2, *, paired: bool = False, **how: bool
     ) -> tuple[Found, int, Any]:
         """The pictures, the steps of the training, and how the rate falls: after the `full` epochs in those `after`."""
         from gan.games.pix2pix import epoch_decay, linear_decay
 
-        found = self.find(paired=paired, backwards=backwards)
+        found = self.find(paired=paired, **how)
         a, b = found.channels
         if a != b and not paired:
             raise UserError(f"{self.data} has pictures of {a} and of {b} channels; type --channels 3")
@@ -78,11 +78,14 @@ class OnSides(PictureOptions):
         found.chosen |= dict(epochs=full, falling_epochs=after)
         return found, steps, epoch_decay(full, after, batches, ahead)
 
-    def find(self, *, paired: bool, backwards: bool = False) -> Found:
-        """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B."""
+    def find(self, *, paired: bool, backwards: bool = False, side_by_side: bool = False) -> Found:
+        """Look, decode what is new, and say in one line what there is. `backwards` exchanges A and B.
+
+        With `side_by_side` pictures of any shape may be A on the left and B on the right.
+        """
         from datasets.files.decoding import Frame
         from datasets.files.pictures import Headers, Pictures
-        from datasets.files.sides import Both, PairedSides, Side, UnpairedSides, aligned, find_sides
+        from datasets.files.sides import Both, PairedSides, Side, UnpairedSides, aligned, find_sides, refuse_single
 
         typed, fit = self._typed_part(), "whole" if self.load_size and self.fit == "crop" else self.fit
         kind = PairedSides if paired else UnpairedSides
@@ -95,6 +98,8 @@ class OnSides(PictureOptions):
         if backwards:
             train, val, said = train[::-1], val[::-1], f"{said}; from B to A"
         headers = Headers(train[0]), Headers(train[1])
+        if train[0].half is not None and not side_by_side and begins():
+            refuse_single(headers[0], self.data)
         size = typed or headers[0].size()[0]
         channels = self.channels or headers[0].channels, self.channels or headers[1].channels
         shown = " and ".join(dict.fromkeys(COLOURS[count] for count in channels))
@@ -165,6 +170,7 @@ def pix2pix(
     judge: Literal["basic", "pixel"] = "basic",
     loss: Literal["vanilla", "lsgan", "wgangp"] = "vanilla",
     direction: Literal["AtoB", "BtoA"] = "AtoB",
+    side_by_side: bool = False,
     judge_width: PositiveInt = 64,
     norm: Literal["batch", "instance"] = "batch",
     dropout: bool = True,
@@ -179,6 +185,7 @@ def pix2pix(
         judge: The discriminator: basic (a PatchGAN), or pixel, which judges single pixels.
         loss: What the networks learn by beside the pixels: vanilla, lsgan, or wgangp with a gradient penalty.
         direction: AtoB, or BtoA to translate those of B into those of A.
+        side_by_side: Pictures that are not twice as wide as high are pairs too, A on the left and B on the right.
         judge_width: Channels of the discriminator's first layer.
         norm: The norm in both networks: batch or instance.
         dropout: Whether the generator drops values, also in use: its only source of variety.
@@ -187,7 +194,7 @@ def pix2pix(
     from gan.games.pix2pix import Pix2pix
 
     typed = OnSides(**settings)
-    found, steps, decay = typed.begin(paired=True, backwards=direction == "BtoA")
+    found, steps, decay = typed.begin(paired=True, backwards=direction == "BtoA", side_by_side=side_by_side)
     (inside, outside), width = found.channels, typed.width
     both = inside + outside, judge_width
     if network.startswith("resnet"):

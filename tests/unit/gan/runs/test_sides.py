@@ -11,6 +11,7 @@ from torch.optim import SGD
 
 from gan.files.errors import UserError
 from gan.games.pix2pix import down_by_epochs, half_then_down
+from gan.runs.run import made_to
 from gan.runs.sides import OnSides, unet_depth
 from nets.discriminator import PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -22,7 +23,7 @@ GRAY = 40  # of all pictures of A; those of B are the brighter, the later their 
 
 
 def found(path, paired=True, **settings):
-    how = {"backwards": settings.pop("backwards", False), "paired": paired}
+    how = {name: settings.pop(name, False) for name in ("backwards", "side_by_side")} | {"paired": paired}
     return OnSides(data=str(path), workers=0, **settings).find(**how)
 
 
@@ -63,24 +64,29 @@ def test_halves_of_a_picture_are_a_pair(tmp_path, capsys):
             whole.paste((100 + 10 * number,) * 3, (12, 0, 24, 8))
             (tmp_path / split).mkdir(exist_ok=True)
             whole.save(tmp_path / split / f"{number}.png")
-    data = found(tmp_path)
+    data = found(tmp_path, side_by_side=True)
     assert brightness(data.train) == PAIRS and brightness(data.val) == PAIRS[:3]
     assert data.size == (8, 12)
     said = capsys.readouterr().err
     assert "halves of each picture, left to right, 8 pairs to train on and 3 held out" in said
     assert "; 2 pictures of test are not used; " in said
-    back = found(tmp_path, backwards=True).train
+    back = found(tmp_path, backwards=True, side_by_side=True).train
     assert brightness(back) == [pair[::-1] for pair in PAIRS] and (data.train.half, back.half) == (0, 1)
     assert back.kinds == ("right halves", "left halves")
 
 
-def test_halves_of_pictures_of_another_shape_are_said_and_are_for_pairs_only(tmp_path, capsys):
-    for number in range(2):
-        put(tmp_path / f"{number}.png", (20, 16))
+def test_pictures_that_do_not_look_like_pairs_are_halved_only_if_that_is_typed(tmp_path):
+    for number, width in enumerate((20, 34, 32)):
+        put(tmp_path / f"{number}.png", (width, 16))
     with pytest.raises(UserError, match="not say which pictures are of which of two kinds; give two folders such"):
         found(tmp_path, paired=False)
+    with pytest.raises(UserError, match=r"^1 of 3 pictures .* such as .*0\.png; .* type --side-by-side true, else "):
+        found(tmp_path, held_out=0.0)
+    assert len(found(tmp_path, held_out=0.0, side_by_side=True).train) == 3
+    with made_to("look"):  # a run that was trained on them
+        assert len(found(tmp_path, held_out=0.0).train) == 3
+    (tmp_path / "0.png").unlink()
     assert len(found(tmp_path, held_out=0.0).train) == 2
-    assert "0.png is 20x16, not twice as wide as high. If it is no pair, give two folders" in capsys.readouterr().err
 
 
 def test_halves_are_those_of_the_picture_as_the_camera_was_held(tmp_path):
@@ -89,7 +95,7 @@ def test_halves_are_those_of_the_picture_as_the_camera_was_held(tmp_path):
     turned[0x0112] = 6
     for number in range(2):
         whole.transpose(Image.Transpose.ROTATE_90).save(tmp_path / f"{number}.png", exif=turned)
-    assert brightness(found(tmp_path, held_out=0.0).train) == [[GRAY, 100]] * 2
+    assert brightness(found(tmp_path, held_out=0.0, side_by_side=True).train) == [[GRAY, 100]] * 2
 
 
 def test_what_has_no_partner_is_named_and_so_are_two_files_of_one_name(tmp_path):
