@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from gan.files.errors import UserError, explained
 from gan.phase import Losses, Phase
 from strategies import private
 from strategies.advice import type_instead
+from strategies.options.recompute import Recompute
 from strategies.policies.policy import Policy
 
 NO_VALUE = "its loss has no value on this rank, because it uses what a layer of a pipeline has left elsewhere"
@@ -27,7 +29,8 @@ IN_CHUNKS = (
 def explained_loss(phase: Phase, policies: Mapping[str, Policy]) -> Iterator[None]:
     """Inside the `with`, the phase's loss is computed."""
     try:
-        yield
+        with explained_again(phase):
+            yield
     except AttributeError as error:
         for name, policy in policies.items():
             if policy.in_stages and any(map(private.module_hooks, policy.player.module.modules())):
@@ -113,8 +116,24 @@ def explained_backward(phase: Phase, in_stages: bool) -> Iterator[None]:
         RuntimeError,
         saying="backward through the graph a second time",
     )
-    with written, again:
+    with written, again, explained_again(phase):
         yield
+
+
+@contextmanager
+def explained_again(phase: Phase) -> Iterator[None]:
+    """Inside the `with`, torch may find that a block has not computed again what it has computed before."""
+    try:
+        yield
+    except CheckpointError:
+        player, block = Recompute.latest
+        if not player:  # a checkpoint of the author's own
+            raise
+        raise UserError(
+            f"phase '{phase.name}': {block} has computed something else when backward ran it again, as where the "
+            f"loss or the network exchanges a layer of a block for one call, or calls it inside parametrize.cached(); "
+            f"type {type_instead(player, without='recompute')}"
+        ) from None  # torch's is of what a checkpoint saves
 
 
 def refuse_own_backward(phase: Phase, learners: Sequence[Policy]) -> None:

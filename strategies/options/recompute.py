@@ -1,12 +1,12 @@
 """The option recompute (activation checkpointing): backward runs the forwards of a player's blocks again."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, compress
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -60,6 +60,8 @@ class Recompute:
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
 
+    latest: ClassVar[tuple[str, str]] = "", ""  # the player and the block that has run again last, in this process
+
     def __init__(
         self, player: Player, blocks: Sequence[Block] | None = None, begin_again: Callable[[], None] | None = None
     ) -> None:
@@ -68,8 +70,7 @@ class Recompute:
         self.on = True
         self.updates = 0  # how often the player's weights were updated
         self.looked: set[str] = set()  # blocks of which the values of weights were compared around their first forward
-        self.given = ExitStack()  # forwards that modules have in place of their own
-        self.patches: list[AbstractContextManager[Any]] = []  # which put them there
+        self.patches: list[AbstractContextManager[Any]] = []  # which put forwards in place of the modules' own
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
         if ranks.more_than_one() and torchs_own(player.module):
             raise UserError(
@@ -91,7 +92,7 @@ class Recompute:
                 module, forward = block, partial(self._run_whole, name)
             # A bound method, so that a deep copy of the module has a forward with its own weights.
             self.patches.append(mock.patch.object(module, "forward", MethodType(forward, module)))
-            self.given.enter_context(self.patches[-1])
+            self.patches[-1].__enter__()
 
     def _run_whole(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.run(name, [module], MethodType(type(module).forward, module), *args, **kwargs)
@@ -128,6 +129,7 @@ class Recompute:
                 args, kwargs = given.pop()
                 with state.recorded(tensors):
                     return forward(*args, **kwargs)
+            Recompute.latest = self.player.name, what
             args, kwargs = pytree.tree_unflatten([kept[number] for number in places], form)
             if self.begin_again is not None:
                 self.begin_again()
@@ -140,7 +142,10 @@ class Recompute:
         return checkpoint(once, *distinct, use_reentrant=False, early_stop=not whole)
 
     def release(self) -> None:
-        self.given.close()
+        for patch in reversed(self.patches):
+            with suppress(AttributeError):  # the author's code has deleted the forward
+                patch.__exit__(None, None, None)
+        self.patches.clear()
         self.begin_again = None
 
 

@@ -356,6 +356,16 @@ def test_a_forward_that_an_author_put_on_the_module_itself_stays():
     assert net.forward is own
 
 
+def test_a_forward_that_the_authors_code_has_put_there_and_deleted_is_the_classs():
+    net, x = Asking(), torch.ones(1, 6)
+    before = net(x, torch.tanh)
+    made = Recompute(Player("net", net))
+    net.forward = lambda x: x
+    del net.forward
+    made.release()
+    assert torch.equal(net(x, torch.tanh), before)
+
+
 # ---- what is kept ----
 
 

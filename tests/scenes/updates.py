@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import softplus
+from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD, Adafactor, Adam, NAdam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -185,6 +186,25 @@ class Tallied(nn.Sequential):
     def forward(self, x):
         counts = np.zeros(1)
         return self[2](self[1](self[0](x), counts), counts)
+
+
+class Three(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 6), nn.Tanh(), parametrizations.weight_norm(nn.Linear(6, 6)))
+
+
+class Exchanging(nn.Sequential):
+    def forward(self, x):
+        layer, self[2][0] = self[2][0], nn.Identity()
+        without = super().forward(x)
+        self[2][0] = layer
+        return without + super().forward(x)
+
+
+class Caching(nn.Sequential):
+    def forward(self, x):
+        with parametrize.cached():
+            return super().forward(x) + super().forward(-x)
 
 
 class Tossing(Plain):
@@ -436,6 +456,14 @@ UPDATES = {
             Refused(
                 having(Tossing, block=OfItems, network=Iterating), "single+recompute",
                 "block '1' of player 'generator' gets an iterator, and recompute calls the block twice; give it a list",
+            ),
+            Refused(
+                having(Tossing, block=Three, network=Exchanging), "single+recompute",
+                "phase 'generator': block '2' of player 'generator' has computed something else when backward ran it",
+            ),
+            Refused(
+                having(Tossing, block=Three, network=Caching), "zero3+recompute",
+                ("type --strategy generator=zero3,*=zero3+recompute", "has computed something else when backward"),
             ),
             Refused(
                 having(Tossing, block=OfCounts, network=Tallied), "zero3+recompute",
