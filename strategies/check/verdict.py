@@ -60,8 +60,9 @@ NUMBER_OF_RANKS = (
 )
 BY_PIPELINE = (
     "Under policy pipeline a network gets a chunk of the samples at a time, and those of one rank after those of "
-    "another. Where a layer looks at several samples, type +chunks:1, as in pipeline+chunks:1; where the forward tells "
-    "samples apart by their place in the batch, type another policy."
+    "another. Blocks get copies, as plain tensors. Where a layer looks at several samples, type +chunks:1, as in "
+    "pipeline+chunks:1; where the forward tells samples apart by their place in the batch, or a block changes what it "
+    "is given or asks what kind of tensor that is, type another policy."
 )
 BY_RECOMPUTE = (
     "With option recompute a block runs twice: what it writes into another module, a list or an object that it is not "

@@ -34,10 +34,11 @@ from strategies.pipelining.writes import Buffers
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.world import of_all
 
-CUT = (
-    "while player '{}' was tried on chunks of samples, under policy pipeline. Tensors with a row for each sample in "
-    "front are cut, and all others are given whole: make what has the samples in another dimension, such as the state "
-    "of an RNN, inside of the network; or type another policy for it"
+IN_STAGES = (
+    "while player '{}' was tried under policy pipeline. Each rank runs its forward for a chunk of the samples, "
+    "and a block on the rank of its stage alone. Tensors with a row for each sample in front are cut, all others are "
+    "given whole. Elsewhere what a block returns has no values, and what it leaves in an attribute or object is not "
+    "there. Let blocks get and return plain tensors with the samples in front; or type {}"
 )
 
 
@@ -224,7 +225,7 @@ class Discovery:
             self._meet(f"returns after {self.request.draws} random draws")
         except Exception as error:
             if not isinstance(error, UserError):
-                error.add_note(CUT.format(self.pipe.player))
+                error.add_note(IN_STAGES.format(self.pipe.player, type_instead(self.pipe.player, "zero3")))
             if not self.refused and not of_a_collective(error):  # else another rank may be gone
                 self._meet("", failure=error)
             raise

@@ -398,6 +398,35 @@ def test_what_a_pipeline_cannot_do_is_refused_by_name(name, ranks):
     assert re.search(words, message), message
 
 
+class Leaving(nn.Linear):
+    def forward(self, x):
+        self.left = super().forward(x)
+        return self.left
+
+
+class Reading(Chained):
+    def __init__(self):
+        super().__init__()
+        self.one = Leaving(4, 8)
+
+    def between(self, x):
+        return x + self.one.left
+
+
+def read_elsewhere():
+    try:
+        train(partial(Painting, Reading), policy="generator=pipeline,*=ddp", world=2, steps=1)
+    except Exception as error:  # noqa: BLE001, that of the rank that has no such attribute, or of the other
+        return str(error), error.__notes__
+
+
+def test_an_error_of_the_authors_forward_has_a_note_of_what_differs_in_a_pipeline(ranks):
+    for error, notes in ranks(2).run(read_elsewhere):
+        assert "has no attribute 'left'" in error
+        assert "while player 'generator' was tried under policy pipeline. Each rank runs its forward" in notes[0]
+        assert notes[0].endswith("type --strategy generator=zero3,*=ddp")
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
