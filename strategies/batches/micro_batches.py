@@ -153,8 +153,8 @@ class Batches:
                 self.lists[key] = True
             elif inside == {count}:
                 self.lists.setdefault(key, False)
-            elif not self.lists.get(key, next(iter(inside)) % (count or 1)):  # columns: several rows a sample
-                return path
+            elif count != 1 and not self.lists.get(key, next(iter(inside)) % (count or 1)):
+                return path  # its items may be columns with several rows a sample; of one sample nothing is cut
             else:
                 self.lists[key] = True
             return None

@@ -107,7 +107,8 @@ class SameOnRanks:
             other = (self.world.rank + 1) % self.world.size
             warnings.warn(
                 f"in step {step} rank {self.world.rank} has computed the loss of phase '{phase}' by other operations "
-                f"than before, and rank {other} has not. Packed sequences of other lengths may do that. If a branch "
+                f"than before, and rank {other} has not. That is right where each sample is computed by itself, as "
+                f"in packed sequences, or in groups by a draw of each (WaveGAN's phase shuffle). If a branch for all "
                 f"depends on a rank's own samples, this step was not that of one device: decide by what all ranks "
                 f"know, as `if gan.ranks.mean(x) > 0` in place of `if x > 0`",
                 stacklevel=2,

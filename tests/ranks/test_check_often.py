@@ -353,6 +353,7 @@ def test_a_number_of_a_loss_that_a_hook_sets_otherwise_on_a_rank_is_named(of_ran
 def test_a_rank_that_takes_another_branch_than_the_next_one_says_so(ranks):
     nothing, (said,) = ranks(2).run(said_of, 1)
     assert "in step 2 rank 1 has computed the loss of phase 'play' by other operations than before, and rank 0" in said
+    assert "That is right where each sample is computed by itself" in said and "If a branch for all depends on" in said
     assert nothing == [] and ranks(2).run(said_of, 0, 1) == [[], []]
 
 

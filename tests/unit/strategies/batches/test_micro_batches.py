@@ -214,6 +214,12 @@ def test_whether_a_list_has_an_item_for_each_sample_other_lengths_show():
     assert batches.rows({"clips": clips(3, 3, 3, 3)}) == 4
 
 
+def test_a_list_of_one_item_is_that_of_the_one_sample_of_a_rank():
+    batches, own = Batches(), [{"clips": clips(length)} for length in (3, 1, 4)]
+    assert [batches.learn_lists(each, 1) for each in own] == [None] * 3
+    assert [batches.rows(each) for each in own] == [1, 1, 1] and batches.rows(batches.join(own)) == 3
+
+
 @pytest.mark.parametrize(
     ("loaders", "batch", "half"),
     [
