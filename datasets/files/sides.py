@@ -124,7 +124,7 @@ def refuse_single(left: Headers, data: str) -> None:
     odd = [k for k, (width, height) in sizes.items() if abs(width - height) > max(ROUNDING, height / 50)]
     if odd:
         raise UserError(
-            f"{len(odd):,} of {len(sizes):,} pictures in {data} are not twice as wide as high, such as "
+            f"{len(odd):,} of {len(sizes):,} training pictures in {data} are not twice as wide as high, such as "
             f"{left.source.name(odd[0])}; if each is a pair all the same, A on the left and B on the right, type "
             f"--side-by-side true, else give {FOLDERS}"
         )

@@ -80,7 +80,7 @@ def test_pictures_that_do_not_look_like_pairs_are_halved_only_if_that_is_typed(t
         put(tmp_path / f"{number}.png", (width, 16))
     with pytest.raises(UserError, match="not say which pictures are of which of two kinds; give two folders such"):
         found(tmp_path, paired=False)
-    with pytest.raises(UserError, match=r"^1 of 3 pictures .* such as .*0\.png; .* type --side-by-side true, else "):
+    with pytest.raises(UserError, match=r"^1 of 3 training .* such as .*0\.png; .* type --side-by-side true, else "):
         found(tmp_path, held_out=0.0)
     assert len(found(tmp_path, held_out=0.0, side_by_side=True).train) == 3
     with made_to("look"):  # a run that was trained on them
