@@ -146,7 +146,7 @@ class Recompute:
             with suppress(AttributeError):  # the author's code has deleted the forward
                 patch.__exit__(None, None, None)
         self.patches.clear()
-        self.begin_again = None
+        self.begin_again, Recompute.latest = None, ("", "")
 
 
 class ForwardState:

@@ -207,6 +207,19 @@ class Caching(nn.Sequential):
             return super().forward(x) + super().forward(-x)
 
 
+class Featured(nn.Sequential):
+    """Takes features by a hook in a block, and does not empty their list before a forward."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.features = []
+        self[2][0].register_forward_hook(lambda *passed: self.features.append(passed[-1]))
+
+    def forward(self, x):
+        made, features, self.features = super().forward(x), self.features, []
+        return made + sum(each.mean() for each in features)
+
+
 class Tossing(Plain):
     block, network = Tosses, nn.Sequential
 
@@ -468,6 +481,10 @@ UPDATES = {
             Refused(
                 having(Tossing, block=OfCounts, network=Tallied), "zero3+recompute",
                 ("would not train as one device does", "With option recompute a block runs twice"),
+            ),
+            Refused(
+                having(Tossing, block=Three, network=Featured), "single+recompute",
+                "empty before each forward a list that a hook in block '2' of player 'generator' fills", check=False,
             ),
             Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
