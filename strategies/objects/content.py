@@ -15,12 +15,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gan.files.checkpoint import checksum
+from gan.module import GanModule
 from strategies.sharding.resharded_parameter import resharded, version_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 TORCHS = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has
+LIGHTNINGS = frozenset(vars(GanModule()).keys() - vars(nn.Module()).keys())  # attributes that every game has
+INTERNAL = TORCHS | LIGHTNINGS
 EMPTY = CellType()
 CACHE = type(cache(bool))
+LISTS = (list, dict, set, deque)
 
 
 class Content(NamedTuple):
@@ -110,29 +114,39 @@ def noted(value: Any, by_version: bool = False) -> Any:
 
 
 class Attributed:
-    """What modules and other objects keep in attributes: a counter, or what another network has made, as in MUNIT."""
+    """What modules and other objects keep in attributes: a counter, or what another network has made, as in MUNIT.
 
-    def __init__(self, owners: Iterable[Any]) -> None:
-        self.scopes = [Scope(each, left_out=TORCHS) for each in owners]
-        self.before = [scope.read() for scope in self.scopes]
-        objects = [scope.owner for scope in self.scopes if not isinstance(scope.owner, nn.Module)]
-        found = [(f"a {type(each).__name__}", each) for each in objects] + [
-            (f"the attribute '{name}' of a {type(scope.owner).__name__}", value)
-            for scope, values in zip(self.scopes, self.before, strict=True)
-            for name, value in values.items()
-            if not isinstance(value, PLAIN)
-        ]
-        # Of what may change in place.
-        self.notes = [(what, each, note) for what, each in found if (note := noted(each, True)) is not None]
+    `lists`: the lists, dicts and sets in attributes are put back, too, as those that hooks fill with features.
+    """
+
+    def __init__(self, owners: Iterable[Any], lists: bool = False) -> None:
+        self.lists = LISTS if lists else ()
+        self.scopes: list[Scope] = []
+        self.before: list[dict[str, Any]] = []
+        self.notes: list[tuple[str, Any, Any]] = []  # of what may change in place
+        self.add(owners)
+
+    def add(self, owners: Iterable[Any]) -> None:
+        for scope in (Scope(each, left_out=INTERNAL) for each in owners):
+            values, kind = scope.read(), type(scope.owner).__name__
+            found = [] if isinstance(scope.owner, nn.Module) else [(f"a {kind}", scope.owner)]
+            found += [(f"the attribute '{n}' of a {kind}", v) for n, v in values.items() if not isinstance(v, PLAIN)]
+            self.notes += [(what, each, note) for what, each in found if (note := noted(each, True)) is not None]
+            self.scopes.append(scope)
+            self.before.append(values)
 
     def put_back(self) -> None:
         """Let the modules have these attributes, and no others."""
         for scope, values in zip(self.scopes, self.before, strict=True):
             scope.fill(values)
+        for _, value, note in self.notes:
+            if isinstance(value, self.lists):
+                kind_of(value).fill(value, note)
 
     def written(self) -> str | None:
-        """An attribute whose object has changed since, though it was not assigned anew."""
-        return next((where for where, value, note in self.notes if not alike(noted(value, True), note)), None)
+        """An attribute whose object has changed since, and is not put back, though it was not assigned anew."""
+        others = (note for note in self.notes if not isinstance(note[1], self.lists))
+        return next((where for where, value, note in others if not alike(noted(value, True), note)), None)
 
 
 def copied(tensor: Tensor) -> Tensor:

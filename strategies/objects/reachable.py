@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import autocast
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from gan.module import GanModule
-from strategies.objects.content import Scope, in_cell
+from strategies.objects.content import LIGHTNINGS, Scope, in_cell
 
 OURS = {"gan", "nets", "strategies", "datasets"}
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -35,7 +35,6 @@ MACHINERY = ("lightning.", "strategies.", "datasets.", "torch.distributed.", "to
 MACHINERY += ("contextlib.",)  # a context manager above a function holds a generator that nobody moves on
 APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler, autocast)  # nothing is searched in them
 SIMPLE = (int, float, complex, str, bytes, range, slice, Path, torch.dtype, torch.device, np.generic, type(None))
-LIGHTNINGS = frozenset(vars(GanModule()).keys() - vars(nn.Module()).keys())  # attributes that every game has
 INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
 ONCE = ("builtins", "itertools", "torch.utils.data.dataloader")  # whose iterators cannot be put back
 BOUND = (MethodType, partial, property, staticmethod, classmethod)

@@ -45,7 +45,8 @@ class Recompute:
         weights      the tensors that the modules had, which torch.func.functional_call puts there for one call
         noise        losses draw for the same place and call again, also in a thread of autograd
         dice         NumPy and Python's random draw again what they drew
-        attributes   of modules, such as a counter; of objects in these attributes; of objects that the block is given
+        attributes   of modules, such as a counter, and lists, dicts and sets in them; of the modules that the block is
+                     in; of objects in these attributes; of objects that the block is given
         arguments    lists and dicts that the block is given, and may change
         ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order; what is
                      added up for gradients is so among the same ranks, also in a thread of autograd
@@ -53,8 +54,8 @@ class Recompute:
 
     The values of weights are not restored. If they have changed since, the error is that of plain torch.
 
-    It cannot restore what a block writes into a list or tensor of its own, its generators, or globals. A block that
-    does the first or second, changes a buffer outside itself, writes its own weights, or overwrites its input, is
+    It cannot restore what a block writes into a tensor of its own, its generators, or globals. A block that does the
+    first or second, changes a buffer outside itself, writes its own weights, or overwrites its input, is
     refused when it does so. On CPUs a trial finds most of the rest, for one device computes without this option there.
 
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
@@ -63,9 +64,16 @@ class Recompute:
     latest: ClassVar[tuple[str, str]] = "", ""  # the player and the block that has run again last, in this process
 
     def __init__(
-        self, player: Player, blocks: Sequence[Block] | None = None, begin_again: Callable[[], None] | None = None
+        self,
+        player: Player,
+        blocks: Sequence[Block] | None = None,
+        begin_again: Callable[[], None] | None = None,
+        readers: Sequence[nn.Module] = (),
     ) -> None:
-        """`blocks` are those that recompute. Without them they are found. Before one does, `begin_again` is called."""
+        """`blocks` are those that recompute. Without them they are found. Before one does, `begin_again` is called.
+
+        `readers` are all modules of the game that have weights of the player, the game among them.
+        """
         self.player, self.begin_again = player, begin_again
         self.on = True
         self.updates = 0  # how often the player's weights were updated
@@ -83,7 +91,11 @@ class Recompute:
                 f"torch.jit.script out of the game, or the option for this player"
             )
         self.blocks: list[str] = []  # their names
-        for name, block in find_blocks(player) if blocks is None else blocks:
+        found = find_blocks(player) if blocks is None else blocks
+        inside = {block.sequential if isinstance(block, LayerGroups) else block for _, block in found}
+        # Modules that blocks are in, where hooks keep features, say.
+        self.around = [each for each in readers if each not in inside and not inside.isdisjoint(each.modules())]
+        for name, block in found:
             if isinstance(block, LayerGroups):
                 self.blocks += block.names
                 module, forward = block.sequential, partial(self._run_in_groups, block)
@@ -157,12 +169,10 @@ class ForwardState:
     ) -> None:
         """`objects` are arguments that may have attributes."""
         self.what, self.owner, self.modules, self.weights = what, owner, modules, weights
-        self.attributes = Attributed([*modules, *objects])
+        self.attributes = Attributed([*modules, *objects], lists=True)
         kept = chain.from_iterable(values.values() for values in self.attributes.before)
-        own = _objects(kept)
-        self.attributed = [*modules, *objects, *own]
-        if own:
-            self.attributes = Attributed(self.attributed)
+        self.attributes.add(others := [*_objects(kept), *owner.around])
+        self.attributed = [*modules, *objects, *others]
         place = noise.here()
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
@@ -240,7 +250,7 @@ class ForwardState:
         copies = {key: buffer.clone() for key, buffer in self.buffers.items()}
         places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.weights_there]
         place = None if self.place is None else replace(self.place)
-        dice, attributes = self.dice and random_state.dice(), Attributed(self.attributed)
+        dice, attributes = self.dice and random_state.dice(), Attributed(self.attributed, lists=True)
         try:
             if self.dice:
                 random_state.set_dice(self.dice)

@@ -196,7 +196,8 @@ class Pipeline(Policy):
         """Each unit computes again by itself, because a block may not reach over two stages."""
         if not self.pipes:
             return super().make_recompute()
-        return Recompute(self.player, [(unit.name, unit.module) for _, units in self.networks for unit in units])
+        units = [(unit.name, unit.module) for _, units in self.networks for unit in units]
+        return Recompute(self.player, units, readers=self.belongings.readers)
 
     def during(self, phase: Phase, trying: bool = False) -> AbstractContextManager[Any]:
         for pipe in self.pipes:

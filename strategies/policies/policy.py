@@ -175,7 +175,8 @@ class Policy(WholeWeights):
 
     def make_recompute(self) -> Recompute:
         """How the player's blocks compute again what they do not keep."""
-        return Recompute(self.player, begin_again=None if self.on_read is None else self.on_read.begin_again)
+        begin_again = None if self.on_read is None else self.on_read.begin_again
+        return Recompute(self.player, begin_again=begin_again, readers=self.belongings.readers)
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
