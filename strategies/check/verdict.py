@@ -55,8 +55,8 @@ WITHOUT_SEED = (
     "Draw with torch, gan.noise, np.random or random, which are seeded; or make a generator with a seed in __init__."
 )
 NUMBER_OF_RANKS = (
-    "Let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that; or ask for the number of ranks in each "
-    "call, because one that was kept is not that of one device."
+    "If that is the cause, let gan.ranks.sum(x), gan.ranks.mean(x) and gan.ranks.gather(x) do that; or ask for the "
+    "number of ranks in each call, because one that was kept is not that of one device."
 )
 BY_PIPELINE = (
     "Under policy pipeline a network gets a chunk of the samples at a time, and those of one rank after those of "
