@@ -101,6 +101,7 @@ def make_light() -> None:
     commands.remember_plugins()
     commands.log_in_place()
     commands.seed_the_cpu()
+    commands.make_parsers_once()
     commands.fork_ranks()
     commands.leave_out_curves()
 
@@ -139,9 +140,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder, in which we are. What is imported from it is forgotten after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
     yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
 
 

@@ -33,6 +33,10 @@ from gan.app.fitting.callbacks import Pictures
 from gan.app.fitting.metrics import best_effort
 from gan.app.page import compared, run_tables
 from gan.app.page.table import Charts
+from gan.app.run import options
+from gan.app.run.parser import Parser
+from gan.runs import find
+from strategies.processes import slurm
 from tests.support import namespaces, worlds
 from tests.support.forked import Files
 from tests.support.rehearsal import windows
@@ -177,6 +181,17 @@ def seed_the_cpu() -> None:
     """
     for kind in () if ON_GPUS else (torch.cuda.random, torch.xpu.random, torch.mtia):
         kind._lazy_call = lambda *_, **__: None
+
+
+def make_parsers_once() -> None:
+    """From now on in this process, gan.fit makes the parser of a run once: it takes as long as a tiny step."""
+    make, known = options._parser, {}
+
+    def parser(run: str) -> Parser:
+        key = find(run), slurm.cpus()
+        return known[key] if key in known else known.setdefault(key, make(run))
+
+    options._parser = parser
 
 
 def fork_ranks() -> None:

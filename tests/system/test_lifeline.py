@@ -295,6 +295,10 @@ def test_without_ipv6_there_is_ipv4(monkeypatch):
         assert quiet(*lines)
 
 
+@pytest.mark.promise(
+    "the network to a host is cut",
+    "each side names the other within 30 s, and goes on when it is joined",
+)
 def test_the_kernel_asks_after_a_silent_host():
     """tests/system/test_two_hosts.py cuts the cable; this looks at both ends."""
     with world(2) as (lines, _):

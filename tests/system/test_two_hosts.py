@@ -48,13 +48,11 @@ def told(folder):
     return [(folder / f"said-{number}.txt").read_text() for number in range(2)]
 
 
-@pytest.mark.promise(
-    "the network to a host is cut",
-    "each side names the other within 30 s, and goes on when it is joined",
-)
+@pytest.mark.promise("the network to a host is cut")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "silence"),
-    [("tests.support.hasty", hasty.SILENCE), pytest.param("gan.fit", lifeline.SILENCE, marks=pytest.mark.slow)],
+    [("tests.support.hasty", hasty.SILENCE), ("gan.fit", lifeline.SILENCE)],
 )
 def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_other(module, silence, tmp_path):
     checkpoint = RunFolder(tmp_path / "runs" / "001-wgan-gp-faces").checkpoint(STEPS)

@@ -22,6 +22,7 @@ from strategies.processes.board import NEVER
 from strategies.processes.failure import ERROR, FOLLOWS, LOST, REFUSED, Failure, failed
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.rendezvous import Rendezvous
+from tests.support import commands
 from tests.support.commands import alive, until
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -187,20 +188,19 @@ def test_a_host_at_whose_rendezvous_another_program_listens_does_not_wait_withou
     """It may take a connection, and never answer as torch's store does."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = f"127.0.0.1:{other.getsockname()[1]}"
-        waits = host(where, (2, 2), before="agent.JOIN = agent.LATE = 1", stderr=subprocess.PIPE, text=True)
-        said = waits.communicate(timeout=60)[1]
+        waits = commands.run(*agent_of(where, (2, 2), before="agent.JOIN = agent.LATE = 1"), env=PATH, limit=60)
     assert waits.returncode == 2
-    assert f"error: the rendezvous {where}: 2 hosts have not met there within" in said
+    assert f"error: the rendezvous {where}: 2 hosts have not met there within" in waits.stderr
 
 
-def host(where, nodes, restarts=1, before="", stderr=None, text=None, **variables):
-    """A process that is the agent of a host with one rank."""
+def agent_of(where, nodes, restarts=1, before=""):
+    """What Python is given to be the agent of a host with one rank."""
     code = (
         "import sys\nfrom strategies.processes import agent\nfrom strategies.processes.rendezvous import Rendezvous\n"
         f"where = Rendezvous({where!r}, {nodes})\n{before}\n"
         f"agent.run(agent.Launch([sys.executable, '-S', 'rank.py'], 1, where, {restarts}, lambda name: ''))"
     )
-    return subprocess.Popen([sys.executable, "-c", code], env=PATH | variables, stderr=stderr, text=text)
+    return "-c", code
 
 
 @contextlib.contextmanager
@@ -209,9 +209,9 @@ def two_hosts(code, nodes, restarts=1, **variables):
     Path("rank.py").write_text(BEGINNING + code)
     where, hosts = address(), []
     try:
-        hosts.append(host(where, nodes, restarts, **variables))
+        hosts.append(subprocess.Popen([sys.executable, *agent_of(where, nodes, restarts)], env=PATH | variables))
         assert until(lambda: not socket.socket().connect_ex(("127.0.0.1", int(where.split(":")[1]))), 60)
-        hosts.append(host(where, nodes, restarts))
+        hosts.append(subprocess.Popen([sys.executable, *agent_of(where, nodes, restarts)], env=PATH))
         yield where, *hosts
     finally:
         for each in hosts:
