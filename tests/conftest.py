@@ -102,6 +102,7 @@ def make_light() -> None:
     commands.log_in_place()
     commands.seed_the_cpu()
     commands.make_parsers_once()
+    commands.remember_settings()
     commands.fork_ranks()
     commands.leave_out_curves()
 

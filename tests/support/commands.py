@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import torch
+from jsonargparse import Namespace
 from lightning import Trainer
 from lightning.fabric.utilities import registry
 from lightning.pytorch.trainer.connectors.logger_connector import result
@@ -33,7 +34,7 @@ from gan.app.fitting.callbacks import Pictures
 from gan.app.fitting.metrics import best_effort
 from gan.app.page import compared, run_tables
 from gan.app.page.table import Charts
-from gan.app.run import options
+from gan.app.run import options, settings_file
 from gan.app.run.parser import Parser
 from gan.runs import find
 from strategies.processes import slurm
@@ -192,6 +193,28 @@ def make_parsers_once() -> None:
         return known[key] if key in known else known.setdefault(key, make(run))
 
     options._parser = parser
+
+
+def remember_settings() -> None:
+    """From now on in this process, a file of settings is read once, and again when it has another content."""
+    read, fit, contents, known = settings_file.read, options._settings_in, {}, {}
+
+    def content(path: Path) -> bytes | None:
+        return path.read_bytes() if path.is_file() and path.stat().st_size < settings_file.MOST else None
+
+    def reading(path: Path) -> dict[str, Any]:
+        if (key := content(path)) not in contents:
+            contents[key] = read(path)
+        return dict(contents[key] if key is not None else contents.pop(key))
+
+    def settings_in(path: Path, parser: Parser, run: str, before: Any = None, **overrides: Any) -> Namespace:
+        if before is not None or (text := content(path)) is None:
+            return fit(path, parser, run, before, **overrides)
+        if (key := (text, parser, run, repr(overrides))) not in known:
+            known[key] = fit(path, parser, run, None, **overrides)
+        return known[key].clone()
+
+    settings_file.read, options._settings_in = reading, settings_in
 
 
 def fork_ranks() -> None:

@@ -49,6 +49,7 @@ if find_spec("deepspeed") is not None:
     del sys.modules["mlflow"]
 
 commands.make_parsers_once()
+commands.remember_settings()
 options.parse(["r3gan-faces"])  # imports what reads a command line
 commands.remember_plugins()
 commands.log_in_place()

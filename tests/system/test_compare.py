@@ -156,6 +156,7 @@ def test_one_run_alone_and_a_place_that_cannot_be_written_are_refused(runs, tmp_
     assert "choose a place with -o" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_browser_shows_it_in_one_file_and_has_nothing_to_complain(made, screen):
     screen.open(made)
     widths = screen.evaluate("[...document.images].map(each => each.complete && each.naturalWidth)")

@@ -143,6 +143,7 @@ def hand_over(page, path):
     settle(page)
 
 
+@pytest.mark.slow
 def test_all_can_be_done_with_keys_and_undone(page):
     page.evaluate("document.getElementById('region-14').focus()")
     page.press(" ")
@@ -164,6 +165,7 @@ def test_all_can_be_done_with_keys_and_undone(page):
     assert len(names) > 30 and all(names)
 
 
+@pytest.mark.slow
 def test_what_is_painted_while_another_picture_comes_is_kept(page):
     choose_region(page, "skin")
     page.evaluate("real = ask, ask = (...all) => new Promise(done => answer = () => done(real(...all))), undefined")
@@ -190,6 +192,7 @@ def test_what_is_painted_while_another_picture_comes_is_kept(page):
     assert page.evaluate("[edit.picture, past.length, future.length]") == [0, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_painting_that_is_not_saved_is_not_left_without_a_question(page, address, tmp_path):
     for is_saved in (True, False):
         stroke(page, (0.5, 0.5), (0.7, 0.7))
@@ -229,6 +232,7 @@ def test_two_visitors_do_not_disturb_each_other(page, address):
     assert page.evaluate(AFTER) == own and len({own, *alone}) == 3
 
 
+@pytest.mark.slow
 def test_a_phone_shows_it_without_scrolling_sideways(page):
     page.resize(400, 800)
     page.click("#choose")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed import is_initialized
 from torch.utils.data import default_collate
-from torchvision.models.segmentation import lraspp_mobilenet_v3_large
+from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large as first_known
 
 from datasets.augment import to_tensors
 from gan import evaluate as command
@@ -44,8 +44,8 @@ def no_networks(tmp_path, monkeypatch):
 def segmenter(tmp_path_factory):
     """Random weights of a segmentation network for the 19 labels of faces."""
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("segmenter") / "lraspp.pth"
-    torch.save(lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=19).state_dict(), path)
+    path = tmp_path_factory.mktemp("segmenter") / "deeplab.pth"
+    torch.save(first_known(weights=None, weights_backbone=None, num_classes=19).state_dict(), path)
     return path
 
 
@@ -126,7 +126,7 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     assert saved["step"] == 2 and saved["checkpoint"] == "step-000002.ckpt" and saved["settings"]["size"] == 32
     assert saved["about"]["kernel"] == {"subsets": 1, "subset_size": 4, "seed": 0, "degree": 3}
     assert saved["about"]["ssim"]["kernel_size"] == 11
-    assert saved["about"]["segmenter"] == {"file": str(segmenter), "network": "LRASPP", "ignored_labels": [0]}
+    assert saved["about"]["segmenter"] == {"file": str(segmenter), "network": "DeepLabV3", "ignored_labels": [0]}
     assert saved["versions"]["torch"] == torch.__version__
     command.save({"scores": {}}, path)
     command.save({"scores": {"transfer": {}}}, path)

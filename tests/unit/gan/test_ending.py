@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -31,6 +30,7 @@ from gan.files.errors import UserError
 from gan.runs import Run
 from strategies import TorchAccelerator
 from strategies.processes import agent
+from tests.support import commands
 from tests.support.posix import not_on_windows, only_on_linux
 
 OUTPUTS = Path(gan.app.outputs.__file__)
@@ -102,13 +102,9 @@ ready.wait()
 @only_on_linux
 def test_a_daemon_process_that_does_not_end_is_killed():
     """Such as a loader's worker, which leaves SIGTERM to the trainer and waits for a disk."""
-    status, pid, error = run(f"import datasets.workers\n{DEAF}\nprint(deaf.pid)\nend(3)")
-    assert (status, error) == (3, "")
-    deadline = time.monotonic() + 20
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() < deadline:  # until somebody has asked for its status
-            os.kill(int(pid), 0)
-            time.sleep(0.05)
+    ended = commands.run("-c", f"{ALONE}\nimport datasets.workers\n{DEAF}\nprint(deaf.pid)\nend(3)")
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert commands.until(lambda: not commands.alive(int(ended.stdout)), 20)
 
 
 # ---- fit ----

@@ -1,6 +1,9 @@
 """LPIPS equals the published one."""
 
+from copy import deepcopy
+
 import numpy
+import pytest
 import torch
 
 from nets.vgg import Lpips, Vgg16
@@ -22,10 +25,16 @@ def published(keys, seed) -> Lpips:
         torch.set_default_dtype(standard)
 
 
-def test_distances_features_and_gradients_equal_the_published_ones():
+@pytest.fixture(scope="module")
+def net():
+    golden = families.load("lpips.pt")
+    return published(golden["vgg"]["keys"], golden["settings"]["seed"])
+
+
+def test_distances_features_and_gradients_equal_the_published_ones(net):
     golden = families.load("lpips.pt")
     settings, golden = golden["settings"], golden["vgg"]
-    net, rng = published(golden["keys"], settings["seed"]), numpy.random.default_rng(settings["seed"] + 1)
+    rng = numpy.random.default_rng(settings["seed"] + 1)
     a = rng.uniform(-1, 1, (settings["batch"], 3, settings["size"], settings["size"]))
     b = torch.as_tensor(numpy.clip(a + 0.3 * rng.standard_normal(a.shape), -1, 1))
     a = torch.as_tensor(a).requires_grad_()
@@ -41,17 +50,15 @@ def test_distances_features_and_gradients_equal_the_published_ones():
     assert families.difference(found, {key: golden[key] for key in found}) < 1e-9
 
 
-def test_it_never_learns_and_is_in_no_state_dict():
-    golden = families.load("lpips.pt")
-    net = published(golden["vgg"]["keys"], 0)
+def test_it_never_learns_and_is_in_no_state_dict(net):
     assert not net.state_dict() and not any(each.requires_grad for each in net.parameters())
     picture = torch.rand(1, 3, 32, 32, dtype=torch.float64)
     assert torch.equal(net.train()(picture, -picture), net.eval()(picture, -picture))
 
 
-def test_black_features_have_finite_gradients():
+def test_black_features_have_finite_gradients(net):
     """Where no feature is above zero, the root of the sum of squares would have a gradient that is not a number."""
-    net = published(families.load("lpips.pt")["vgg"]["keys"], 0)
+    net = deepcopy(net)
     for name, each in net.trunk.features.named_parameters():
         if name.endswith("bias"):
             each.fill_(-1e3)

@@ -28,7 +28,9 @@ def figures():
 def judges(figures):
     """71 million weights of the recipe, read as published ones."""
     seed, shapes = figures["settings"]["seed"], figures["v1"]["keys"]
-    made = Judges(ScaleJudges(), PeriodJudges()).double()
+    with torch.device("meta"):  # to draw so many takes a second
+        made = Judges(ScaleJudges(), PeriodJudges()).double()
+    made.to_empty(device=families.DEVICE)
     take_published(made.mpd, families.weights(shapes["mpd"], seed + 2))
     take_published(made.msd, families.weights(shapes["msd"], seed + 3))
     return made
