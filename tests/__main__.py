@@ -21,7 +21,7 @@ from tests.support.worker import work
 FIRST = (
     *("slurm", "restarts", "windows", "contract", "fit", "devices", "rehearsal", "dp", "verify", "pipeline", "fsdp"),
     *("games", "export", "evaluate", "some", "names", "hifigan", "agent"),
-    *("crashes", "lost_ranks", "two_hosts"),  # of the second tier
+    *("crashes", "lost_ranks"),  # of the second tier
 )
 TIERS = {"together": "not slow and not alone", "alone": "alone and not slow"}
 PROCESSES = 3 if (os.cpu_count() or 2) < 8 else 4  # each has worlds of two and of four ranks, which wait a lot

@@ -152,9 +152,9 @@ def test_label_maps_new_pictures_and_the_weights_of_a_distance_need_no_values(wo
     ids=["stylegan2", "cyclegan"],
 )
 def test_a_plan_without_data_says_what_it_has_counted_with(words, more, capsys, unsearched):
-    assert main([*words.split(), "--data", "nowhere", "--size", "32", "--devices", "8"]) == 0
+    assert main([*words.split(), "--data", "nowhere", "--size", "16", "--devices", "8"]) == 0
     first, said, settings, then, *_ = capsys.readouterr().out.splitlines()
-    assert said == "no data that can be read: counted with 1,000,000 made-up pictures of 32x32"
+    assert said == "no data that can be read: counted with 1,000,000 made-up pictures of 16x16"
     assert then.startswith(more) and settings.startswith("settings: ") and first.endswith(" samples on each rank")
     assert settings.endswith(f"batch-size {64 if 'stylegan2' in words else 8}")
 

@@ -122,7 +122,11 @@ def offered(name: str) -> tuple[dict[str, typing.Any], str]:
     return parser.get_defaults().as_dict(), " ".join(parser.format_help().split())
 
 
-@pytest.mark.parametrize("name", RUNS)
+# Other fast tests train these, and other runs have their games.
+ELSEWHERE = {"sean-faces", "spade-faces", "pix2pix-faces", "r3gan-faces", "wgan-gp-faces", "hifigan-tones"}
+
+
+@pytest.mark.parametrize("name", often(RUNS, RUNS.keys() - ELSEWHERE))
 def test_a_run_whose_networks_its_seed_decides_trains_all_players_and_logs_its_scores(name):
     run = small(name, seed=1)
     one, same, other = (each.game.state_dict() for each in (run, small(name, seed=1), small(name, seed=2)))

@@ -92,11 +92,14 @@ def exits(monkeypatch):
 
 
 @not_on_windows
-@pytest.mark.parametrize("ends", [8, 4])
 @pytest.mark.parametrize(
-    "numbers",
-    [[signal.SIGINT], *([number] * 2 for number in SIGNALS), [signal.SIGTERM, signal.SIGINT]],
-    ids=lambda numbers: " ".join(signal.Signals(number).name for number in numbers),
+    ("numbers", "ends"),
+    [
+        ([signal.SIGINT], 4),
+        *((numbers, 8) for numbers in ([signal.SIGINT], *([number] * 2 for number in SIGNALS))),
+        ([signal.SIGTERM, signal.SIGINT], 8),
+    ],
+    ids=str,
 )
 def test_a_signal_saves_after_the_step_and_stops_and_says_so_once_for_each(tmp_path, numbers, ends, exits, capfd):
     """In the last step it is a normal end. SIGTERM and one Ctrl-C are no second Ctrl-C."""
