@@ -186,33 +186,27 @@ def seed_the_cpu() -> None:
 
 def make_parsers_once() -> None:
     """From now on in this process, gan.fit makes the parser of a run once: it takes as long as a tiny step."""
-    make, known = options._parser, {}
-
-    def parser(run: str) -> Parser:
-        key = find(run), slurm.cpus()
-        return known[key] if key in known else known.setdefault(key, make(run))
-
-    options._parser = parser
+    make = options._parser
+    made = cache(lambda run, *_: make(run))
+    options._parser = lambda run: made(run, find(run), slurm.cpus())
 
 
 def remember_settings() -> None:
     """From now on in this process, a file of settings is read once, and again when it has another content."""
-    read, fit, contents, known = settings_file.read, options._settings_in, {}, {}
+    read, fit, known = settings_file.read, options._settings_in, {}
 
-    def content(path: Path) -> bytes | None:
-        return path.read_bytes() if path.is_file() and path.stat().st_size < settings_file.MOST else None
+    def content(path: Path) -> bytes | Path:
+        return path.read_bytes() if path.is_file() else path
 
     def reading(path: Path) -> dict[str, Any]:
-        if (key := content(path)) not in contents:
-            contents[key] = read(path)
-        return dict(contents[key] if key is not None else contents.pop(key))
+        key = content(path)
+        return dict(known[key] if key in known else known.setdefault(key, read(path)))
 
     def settings_in(path: Path, parser: Parser, run: str, before: Any = None, **overrides: Any) -> Namespace:
-        if before is not None or (text := content(path)) is None:
-            return fit(path, parser, run, before, **overrides)
-        if (key := (text, parser, run, repr(overrides))) not in known:
-            known[key] = fit(path, parser, run, None, **overrides)
-        return known[key].clone()
+        key = content(path), parser, run, repr(overrides)
+        if before is not None or key not in known:
+            known[key] = fit(path, parser, run, before, **overrides)
+        return known[key].clone() if before is None else known.pop(key)
 
     settings_file.read, options._settings_in = reading, settings_in
 

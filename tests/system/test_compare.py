@@ -35,16 +35,13 @@ def section(text, name):
     return re.search(rf'<section id="{name}">.*?</section>', text, re.DOTALL)[0]
 
 
-def test_settings_that_differ_are_on_top_and_no_others(made):
+def test_settings_that_differ_are_on_top_and_scores_stand_beside_each_other_with_how_they_were_computed(made):
     text = made.read_text()
     assert re.findall(r'<section id="(\w+)"', text) == ["differs", "scores", "pictures", "curves"]
     titles = re.findall(r'<th scope="row"><div>(.*?)</div></th>', section(text, "differs"))
     assert titles == ["gamma"]
     assert re.findall(r'<td class="words">(.*?)</td>', section(text, "differs")) == ["2.0", "50.0"]
-
-
-def test_scores_stand_beside_each_other_with_how_they_were_computed(made):
-    text = section(made.read_text(), "scores")
+    text = section(text, "scores")
     assert "distance of drawn from held-out faces" in text and "on 4 held-out samples" in text
     assert "001-r3gan-faces" in text and "002-r3gan-faces" in text and compared.NO_COMPARISON not in text
 

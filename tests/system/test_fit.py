@@ -5,7 +5,6 @@ import errno
 import operator
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -196,14 +195,11 @@ def test_dry_run_prints_and_saves_everything_trains_nothing_and_says_where_pictu
         assert refused in capsys.readouterr().err and [path.name for path in (here / "runs").iterdir()] == [run.name]
 
 
-def test_the_runs_are_listed_with_what_they_are(capsys):
+def test_the_runs_are_listed_and_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
     assert fit.main(["--list-runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(RUNS)
     assert all(len(line.split()) > 4 for line in lines)
-
-
-def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
     with pytest.raises(SystemExit):
         fit.main(["--run", "r3gan-faces", "--help"])
     said = capsys.readouterr().out
@@ -266,6 +262,11 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(one_step, here, capsys)
     assert list(metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2]
     assert not list((here / "runs" / "001-r3gan-faces").glob("*.part"))
     assert not (here / "runs" / "002-r3gan-faces").exists()
+    more = ["--resume", "auto", "--max-steps", "3", "--faces", "14"]
+    assert (fit.main(more), fit.main([*more, "--new-data", "true"])) == (2, 0)
+    assert "was trained with 12 samples, and has 14 now; to go on with what is there" in capsys.readouterr().err
+    assert fit.main([*options("r3gan-faces"), "--new-data", "true"]) == 2
+    assert "--new-data is for a run that goes on" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_cannot_be_opened_is_refused_before_ranks_are_started(one_step, here, monkeypatch, capsys):
@@ -289,29 +290,6 @@ def paint(folder, numbers):
     folder.mkdir(parents=True, exist_ok=True)
     for number in numbers:
         Image.new("RGB", (16, 16), (number * 9, 99, 0)).save(folder / f"{number}.png")
-
-
-@pytest.mark.slow
-def test_a_folder_that_got_or_lost_pictures_goes_on_if_that_is_typed(here, capsys):
-    paint(here / "my pictures", range(12))
-    small = dict(data="my pictures", width=0.01, mapping=1, batch_size=4, max_steps=1, devices=1, workers=0, held_out=0)
-    typed = ["stylegan2", "--out", "my runs", *opening.typed(small)]
-    assert fit.main(typed) == 0
-    resume = shlex.split(re.search(r"train on +python -m gan\.fit (.*)", capsys.readouterr().out)[1])
-    other = "as many samples as now, but some have other names"
-    for now, said in (
-        (range(20), "12 samples, and has 20 now"),
-        (range(1, 13), other),
-        (range(7), "12 samples, and has 7 now"),
-    ):
-        shutil.rmtree(here / "my pictures")
-        paint(here / "my pictures", now)
-        assert fit.main(resume) == 2
-        assert f"was trained with {said}; to go on with what is there now, type --new-data" in capsys.readouterr().err
-    assert fit.main([*resume, "--new-data", "true"]) == 0
-    assert (here / "my runs/001-stylegan2/checkpoints/step-000002.ckpt").is_dir()
-    assert fit.main([*typed, "--new-data", "true"]) == 2
-    assert "--new-data is for a run that goes on" in capsys.readouterr().err
 
 
 def test_a_last_checkpoint_that_was_not_saved_is_the_last_word_and_the_best_one_is_named(here, monkeypatch, capsys):

@@ -22,14 +22,13 @@ EVERY_PICTURE = "[...document.images]"
 @pytest.fixture(scope="module")
 def made(sean_run, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("page") / "deep" / "page.html"
-    every = metrics.panels
-    few = mock.patch.object(metrics, "panels", lambda rows: dict([*every(rows).items()][:2]))  # each takes a while
-    with commands.curves(), few:
+    few = lambda rows, every=metrics.panels: dict([*every(rows).items()][:2])  # noqa: E731 - each takes a while
+    with commands.curves(), mock.patch.object(metrics, "panels", few):
         assert gallery.main([str(sean_run), "--out", str(out)]) == 0
     return out
 
 
-def test_a_browser_shows_every_picture_and_has_nothing_to_complain(made, screen):
+def test_a_browser_shows_every_picture_of_the_one_file_and_has_nothing_to_complain(made, screen):
     screen.open(made)
     pictures = screen.evaluate(
         f"{EVERY_PICTURE}.map(each => [each.complete && each.naturalWidth, each.alt, each.closest('section').id])"
@@ -38,6 +37,15 @@ def test_a_browser_shows_every_picture_and_has_nothing_to_complain(made, screen)
     assert all(width > 0 for width, *_ in pictures)
     assert all(alt for _, alt, _ in pictures)
     assert len({(alt, section) for _, alt, section in pictures}) == len(pictures)
+
+    text = made.read_text()
+    assert [path.name for path in made.parent.iterdir()] == ["page.html"]
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
+    assert "@import" not in text and "url(" not in text
+    here = ["training", "masks", "styles", "copies", "scores", "curves", "run"]
+    for link in [*here, "sounds", "videos", "health"]:  # SEAN makes none, and two steps are too few
+        assert (f'<section id="{link}">' in text) == (f'href="#{link}"' in text) == (link in here)
+    assert "transfer error" in text.lower() and "batch_size" in text
 
 
 def test_problems_are_heard_of(tmp_path, screen):
@@ -97,7 +105,7 @@ def test_a_click_enlarges_and_keys_go_on(made, screen):
     assert screen.evaluate(words) is None
 
 
-def test_a_phone_scrolls_tables_and_not_the_page(made, screen):
+def test_a_phone_scrolls_tables_and_not_the_page_and_a_score_is_on_one_line(made, screen):
     screen.resize(360, 740)
     screen.open(made)
     assert screen.evaluate("document.documentElement.scrollWidth") <= 360
@@ -106,16 +114,12 @@ def test_a_phone_scrolls_tables_and_not_the_page(made, screen):
         "[...document.querySelectorAll('#run .table:not(details *) td')].every(e => e.offsetWidth > 250)"
     )
     screen.call("Emulation.clearDeviceMetricsOverride")
-
-
-def test_a_score_is_on_one_line(made, screen):
-    screen.open(made)
     screen.evaluate("window.cell = document.querySelector('#scores tbody td'); cell.textContent = '0.00546490123'")
     screen.evaluate("window.range = document.createRange(); range.selectNodeContents(cell)")
     assert screen.evaluate("range.getClientRects().length") == 1
 
 
-def test_on_paper_all_pictures_stand_in_dark_words_on_white(made, screen):
+def test_on_paper_all_pictures_stand_in_dark_words_on_white_and_without_scripts_the_last_step_is_shown(made, screen):
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     screen.resize(660, 900)
     screen.open(made)
@@ -125,9 +129,6 @@ def test_on_paper_all_pictures_stand_in_dark_words_on_white(made, screen):
     assert screen.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)"
     screen.call("Emulation.setEmulatedMedia", media="", features=[])
     screen.call("Emulation.clearDeviceMetricsOverride")
-
-
-def test_without_scripts_the_last_step_is_shown(made, screen):
     screen.call("Emulation.setScriptExecutionDisabled", value=True)
     screen.open(made)
     screen.call("Emulation.setScriptExecutionDisabled", value=False)
@@ -135,17 +136,6 @@ def test_without_scripts_the_last_step_is_shown(made, screen):
     shown = "[...document.querySelectorAll('.moving img')].filter(each => each.offsetHeight).map(each => each.alt)"
     assert all(alt.endswith("step 2") for alt in screen.evaluate(shown))
     assert len(screen.evaluate(shown)) == 2 * 4
-
-
-def test_the_page_is_whole_in_one_file(made):
-    text = made.read_text()
-    assert [path.name for path in made.parent.iterdir()] == ["page.html"]
-    assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
-    assert "@import" not in text and "url(" not in text
-    here = ["training", "masks", "styles", "copies", "scores", "curves", "run"]
-    for link in [*here, "sounds", "videos", "health"]:  # SEAN makes none, and two steps are too few
-        assert (f'<section id="{link}">' in text) == (f'href="#{link}"' in text) == (link in here)
-    assert "transfer error" in text.lower() and "batch_size" in text
 
 
 def test_the_page_lies_where_it_is_told_to(sean_run, here, capsys, monkeypatch):

@@ -64,13 +64,10 @@ def test_fragments_compile_and_commands_are_read(page, reader):
         guides.check_command(words)
 
 
-def test_the_control_a_wrong_command_is_refused(reader):
+def test_the_control_a_wrong_command_is_refused_and_its_own_run_is_one(reader):
     ((*words,),) = guides.commands("```sh\npython -m gan.fit --strategy zero3 --btch-size 3   # so many\n```\n")
     with pytest.raises(AssertionError, match="btch-size 3 is refused"):
         guides.check_command(words)
-
-
-def test_its_own_run_is_one(reader):
     assert build(f"{reader}/my_gan.py:my_run", batch_size=8).max_steps == 1000
 
 
@@ -78,13 +75,10 @@ def test_troubles_quotes_what_is_said():
     guides.check_quotes(ROOT / "docs/troubles.md")
 
 
-def test_what_the_readme_links_to_is_there():
+def test_front_doors_are_short_and_what_they_link_to_is_there():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "strategies/README.md"):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             assert (page.parent / target).exists(), target
-
-
-def test_front_doors_are_short():
     longest = {"README.md": 150, "CONTRIBUTING.md": 80, "strategies/README.md": 20}
     lines = {name: len((ROOT / name).read_text().splitlines()) for name in longest}
     assert {name: found for name, found in lines.items() if found > longest[name]} == {}

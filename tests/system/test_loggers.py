@@ -181,9 +181,8 @@ def test_a_service_that_fails_later_ends_nothing_and_is_said_once(monkeypatch, c
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_service_that_cannot_begin_is_an_error(real, monkeypatch, capsys, tmp_path):
-    """The real MLflow takes longer to import than all the rest."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://there")
-    if not real:
+    if not real:  # which takes longer to import than all the rest
         monkeypatch.setattr(loggers.MLFlowLogger, "__init__", mock.Mock(side_effect=ValueError("nonsense")))
     typed = ["r3gan-faces", "--devices", "1", "--out", str(tmp_path / "runs"), *opening.typed(opening.NARROW)]
     assert fit.main([*typed, "--logger", "mlflow", "--max-steps", "1"]) == 2

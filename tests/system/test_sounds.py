@@ -68,7 +68,7 @@ def test_evaluate_gives_the_score_of_training(run, capsys):
     assert found["mel_error"] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_page_plays_the_sounds(run):
+def test_the_page_plays_the_sounds_and_the_tables_speak_of_them(run):
     assert gallery.main([str(run)]) == 0
     text = (run / "gallery.html").read_text()
     played = re.findall(r'<audio controls src="data:audio/wav;base64,([^"]+)" title="([^"]+)">', text)
@@ -77,9 +77,6 @@ def test_the_page_plays_the_sounds(run):
     assert all(heard(b64decode(data)) == pytest.approx(SECONDS, abs=0.01) for data, _ in played)
     links = re.findall(r'<section id="(\w+)">', text)
     assert links == ["training", "sounds", "scores", "curves", "run"]
-
-
-def test_the_tables_speak_of_sounds(run):
     opened = open_run(str(run))
     known = {row.title: row.cells[0].words for row in run_tables.facts(opened).rows}
     assert known["sounds"] == "6 to train on, 2 held out, 1.6 seconds at 8,000 Hz"
@@ -88,8 +85,8 @@ def test_the_tables_speak_of_sounds(run):
     moments = run_tables.over_time(opened)
     assert list(moments.moments) == ["step 0", "step 1", "step 2"] and list(moments.columns) == ["sound 0", "sound 1"]
     assert [(row.title, len(row.cells[0].pictures)) for row in moments.rows] == [("real", 1), ("generated", 3)]
-    heard, made = run_tables.sounds(opened).rows
-    for then, now in zip(moments.rows[0].cells + moments.rows[1].cells, [*heard.cells, *made.cells], strict=True):
+    real, made = run_tables.sounds(opened).rows
+    for then, now in zip(moments.rows[0].cells + moments.rows[1].cells, [*real.cells, *made.cells], strict=True):
         assert then.pictures[-1].tobytes() == now.pictures[0].tobytes()
     assert run_tables.nearest(opened).note == run_tables.NO_PICTURES
     batch = run_tables.held_out(opened, 2)

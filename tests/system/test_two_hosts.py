@@ -11,7 +11,7 @@ import pytest
 
 from gan.app.run.folder import RunFolder
 from strategies.processes import lifeline
-from tests.support import commands, crashes, hasty, namespaces
+from tests.support import commands, crashes, namespaces
 from tests.support.commands import until
 from tests.support.namespaces import ADDRESSES, two_hosts
 from tests.support.parity import BROKEN, EXACT, distance
@@ -32,12 +32,12 @@ def alone(folder, batch):
     return tensors(crashes.newest(folder))
 
 
-def start(hosts, number, folder, module):
+def start(hosts, number, folder):
     """torchrun on one of the hosts, as a person types it there. It and its rank are forks, which import nothing."""
     launcher = "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"
     meeting = "--master-addr", ADDRESSES[0], "--master-port", "29500"
     settings = "--max-steps", "100000", "--save-every", str(STEPS), "--strategy", "ddp", "--batch-size", "12"
-    command = (*launcher, *meeting, "-m", "--", module, *crashes.ARGUMENTS.split(), *settings)
+    command = (*launcher, *meeting, "-m", "--", "gan.fit", *crashes.ARGUMENTS.split(), *settings)
     environment = {**os.environ, "PYTHONPATH": ROOT, namespaces.VARIABLE: hosts.names[number]}
     with open(folder / f"said-{number}.txt", "w") as said:
         return commands.Typed(command, cwd=folder, env=environment, stdout=said, stderr=said)
@@ -50,16 +50,12 @@ def told(folder):
 
 @pytest.mark.promise("the network to a host is cut")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "silence"),
-    [("tests.support.hasty", hasty.SILENCE), ("gan.fit", lifeline.SILENCE)],
-)
-def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_other(module, silence, tmp_path):
+def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_other(tmp_path):
     checkpoint = RunFolder(tmp_path / "runs" / "001-wgan-gp-faces").checkpoint(STEPS)
 
     said = partial(told, tmp_path)
     with two_hosts() as hosts, ThreadPoolExecutor() as threads:
-        launchers = [start(hosts, number, tmp_path, module) for number in range(2)]
+        launchers = [start(hosts, number, tmp_path) for number in range(2)]
         ends = [threads.submit(ended, launcher) for launcher in launchers]
         assert until(lambda: checkpoint.exists() or any(end.done() for end in ends), IMPORTS), said()
         assert checkpoint.exists(), said()
@@ -75,7 +71,7 @@ def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_
         (error,) = re.findall(r"^error: .*", text, re.MULTILINE)
         assert re.match(
             rf"error: rank {1 - number} \(process \d+ on {hosts.names[1 - number]}\) has not been heard of for "
-            rf"{silence} seconds: is its host switched off, or the network down\?; .*rank {number} "
+            rf"{lifeline.SILENCE} seconds: is its host switched off, or the network down\?; .*rank {number} "
             r"(begins|plays|has ended)",
             error,
         ), text

@@ -23,12 +23,10 @@ import os
 import sys
 from importlib import import_module
 
-import torch
-
 SLOW, wanted = {SLOW}, set()
 for name in [name for name in sys.modules if SLOW & {{name, name.partition(".")[0], name[:13]}}]:
     del sys.modules[name]
-del torch._dynamo  # which torch imports when it is asked for
+del sys.modules["torch"]._dynamo  # which torch imports when it is asked for
 
 class Finder:
     def find_spec(name, *_):

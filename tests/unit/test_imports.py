@@ -40,13 +40,11 @@ FILES = {named(path): path for package in PACKAGES for path in sorted((ROOT / pa
 SOURCE = [module for module in FILES if not module.startswith("tests")]
 
 
-@cache
 def storey(module: str) -> int:
     place = FILES[module].relative_to(ROOT)
     return next(STOREY[str(each)] for each in (place, *place.parents) if str(each) in STOREY)
 
 
-@cache
 def room(module: str) -> str:
     """The folder that it is in; a file that stands alone in the table is a room of its own."""
     place = FILES[module].relative_to(ROOT)

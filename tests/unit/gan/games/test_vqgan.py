@@ -1,5 +1,6 @@
 """VQGAN's networks, losses and training equal the published ones; its published files are read and written."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy
@@ -36,6 +37,12 @@ def keys_of(figures, norm):
     return {key: shape for key, shape in keys.items() if "perceptual" not in key}
 
 
+@cache
+def weights_of(norm):
+    figures = families.load("vqgan.pt")
+    return families.weights(keys_of(figures, norm), figures["settings"]["seed"])
+
+
 def game_of(figures, norm="batch", learning="learned", perceptual=None, started=True, **rules):
     settings = figures["settings"]
     autoencoder = VqAutoencoder(
@@ -48,7 +55,7 @@ def game_of(figures, norm="batch", learning="learned", perceptual=None, started=
         codes=settings["n_embed"],
         learning=learning,
     )
-    weights = families.weights(keys_of(figures, norm), settings["seed"])
+    weights = weights_of(norm)
     judge = PatchGan(3, settings["ndf"], norm=norm).double()
     of_judge = {key.replace("main", "model"): value for key, value in weights.items() if key.startswith(OF_JUDGE)}
     missing, _ = judge.load_state_dict({key.removeprefix(OF_JUDGE): of_judge[key] for key in of_judge}, strict=False)

@@ -61,6 +61,8 @@ LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facad
 ON_FILES = list(OLD_NAMES)
 BEGUN = ("stylegan2", "hifigan", "sean", "r3gan", "biggan", "vqgan", "pix2pix", "cyclegan", "cut")
 FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces", "biggan-faces")
+# Other fast tests train these, and other runs have their games.
+ELSEWHERE = {"sean-faces", "spade-faces", "pix2pix-faces", "r3gan-faces", "wgan-gp-faces", "hifigan-tones"}
 
 
 def small(name: str, **settings) -> Run:
@@ -120,10 +122,6 @@ def offered(name: str) -> tuple[dict[str, typing.Any], str]:
     parser = ArgumentParser()
     parser.add_function_arguments(RUNS[name], fail_untyped=True)
     return parser.get_defaults().as_dict(), " ".join(parser.format_help().split())
-
-
-# Other fast tests train these, and other runs have their games.
-ELSEWHERE = {"sean-faces", "spade-faces", "pix2pix-faces", "r3gan-faces", "wgan-gp-faces", "hifigan-tones"}
 
 
 @pytest.mark.parametrize("name", often(RUNS, RUNS.keys() - ELSEWHERE))

@@ -177,17 +177,12 @@ def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time
     assert attempts() == set()
 
 
-def test_a_port_that_another_program_has_is_named(by_hand):
+def test_a_rendezvous_that_another_program_has_is_named_and_a_host_does_not_wait_there_without_end(by_hand):
+    """That program may take a connection, and never answer as torch's store does."""
     with socket.create_server(("", 0)) as other:
         where = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(UserError, match=f"^the rendezvous {where}: another program listens there alr"):
             started("", rendezvous=by_hand(where))
-
-
-def test_a_host_at_whose_rendezvous_another_program_listens_does_not_wait_without_end():
-    """It may take a connection, and never answer as torch's store does."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        where = f"127.0.0.1:{other.getsockname()[1]}"
         waits = commands.run(*agent_of(where, (2, 2), before="agent.JOIN = agent.LATE = 1"), env=PATH, limit=60)
     assert waits.returncode == 2
     assert f"error: the rendezvous {where}: 2 hosts have not met there within" in waits.stderr

@@ -47,8 +47,8 @@ NETWORKS = {
         lambda: BigGenerator((16, 16), 1, 8, classes=2),
         lambda count: {"z": torch.randn(count, 8), "label": label(count)},
     ),
-    "sean": (sean, lambda count: {"onehot": masks(count), "codes": torch.randn(count, 3, 8)}),
     "attention": (lambda: Attention(4, 2), lambda count: {"x": torch.randn(count, 4, 2, 2)}),
+    "sean": (sean, lambda count: {"onehot": masks(count), "codes": torch.randn(count, 3, 8)}),
 }
 
 

@@ -91,16 +91,11 @@ def exits(monkeypatch):
     return lockstep.os._exit.call_args_list
 
 
+SENT = [[signal.SIGINT], *([number] * 2 for number in SIGNALS), [signal.SIGTERM, signal.SIGINT]]
+
+
 @not_on_windows
-@pytest.mark.parametrize(
-    ("numbers", "ends"),
-    [
-        ([signal.SIGINT], 4),
-        *((numbers, 8) for numbers in ([signal.SIGINT], *([number] * 2 for number in SIGNALS))),
-        ([signal.SIGTERM, signal.SIGINT], 8),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("numbers", "ends"), [*((numbers, 8) for numbers in SENT), (SENT[0], 4)], ids=str)
 def test_a_signal_saves_after_the_step_and_stops_and_says_so_once_for_each(tmp_path, numbers, ends, exits, capfd):
     """In the last step it is a normal end. SIGTERM and one Ctrl-C are no second Ctrl-C."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)]

@@ -132,19 +132,16 @@ def test_help_fits_into_the_terminal(monkeypatch):
         assert columns - 10 < max(about) <= columns
 
 
-def test_help_lists_options_once_as_they_are_typed(here):
-    for run in RUNS:
-        text = options._parser(full_name(run)).format_help()
+def test_help_lists_options_once_as_they_are_typed_and_all_that_stand_for_those_of_other_trainers(here):
+    helps = [options._parser(full_name(run)).format_help() for run in RUNS]
+    for text in helps:
         assert not re.search(r"--[\w-]+-(?![\w-])", text) and "--from_" not in text
         assert len(re.findall(r"^  --config ", text, re.MULTILINE)) == 1
     assert "Or a YAML file of settings" in " ".join(options._parser(full_name("stylegan2")).format_help().split())
+    helps = " ".join(helps) + sample._parser(None).format_help()
+    assert [ours for ours in OF_OTHER_TRAINERS if not re.search(rf"{ours}\b", helps)] == []
     with pytest.raises(UserError, match=r"^--config is empty; type a value, or leave --config out$"):
         options.parse(["stylegan2", "--config="])
-
-
-def test_options_that_stand_for_those_of_other_trainers_are_there():
-    helps = " ".join(options._parser(full_name(run)).format_help() for run in RUNS) + sample._parser(None).format_help()
-    assert [ours for ours in OF_OTHER_TRAINERS if not re.search(rf"{ours}\b", helps)] == []
 
 
 def test_a_published_configuration_is_no_file_of_settings(here):

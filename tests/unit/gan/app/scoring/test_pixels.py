@@ -23,14 +23,12 @@ def test_ssim_of_flat_pictures_is_the_quotient_of_their_means(name, data_range):
     assert pixels.ssim(flat(0.1), flat(0.2))[name].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_rmse_and_psnr_by_hand():
+def test_rmse_psnr_and_the_masked_error_by_hand():
     assert pixels.rmse(flat(0.25), flat(0.75)).item() == pytest.approx(0.5)
     assert pixels.psnr(flat(0.25), flat(0.75)).item() == pytest.approx(-20 * math.log10(0.5))
     assert pixels.rmse(flat(1.5), flat(1.0)).item() == 0, "clipped as when they are saved"
     assert pixels.ssim(flat(-0.3), flat(0.0))["ssim"].item() == pytest.approx(1)
-
-
-def test_the_masked_error_is_a_sum_over_known_pixels_and_their_number():
+    # The masked error is a sum over known pixels, and their number.
     known = torch.zeros(1, 16, 16)
     known[0, 2:4, 5:8] = 1
     made = flat(0.5)
@@ -80,14 +78,11 @@ def test_confusion_counts_what_each_label_was_taken_for_where_it_is_not_ignored(
     assert counts.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 
-@pytest.fixture
-def two_known(monkeypatch):
-    """To make one of torchvision's six without values takes a third of a second."""
-    known = ["deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"]
-    monkeypatch.setattr(pixels.models, "list_models", lambda module: known)
+KNOWN = ["deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"]  # two of six: to make each takes a while
 
 
-def test_the_network_is_known_by_its_weights_and_refused_for_other_labels(two_known, tmp_path):
+def test_the_network_is_known_by_its_weights_and_refused_for_other_labels(tmp_path, monkeypatch):
+    monkeypatch.setattr(pixels.models, "list_models", lambda module: KNOWN)
     weights = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4).state_dict()
     torch.save(weights, tmp_path / "net.pth")
     network = pixels.segmenter(tmp_path / "net.pth", 4)
@@ -99,7 +94,8 @@ def test_the_network_is_known_by_its_weights_and_refused_for_other_labels(two_kn
         pixels.segmenter(tmp_path / "net.pth", 19)
 
 
-def test_no_network_no_file_and_another_file_say_what_to_bring(two_known, tmp_path):
+def test_no_network_no_file_and_another_file_say_what_to_bring(tmp_path, monkeypatch):
+    monkeypatch.setattr(pixels.models, "list_models", lambda module: KNOWN)
     with pytest.raises(UserError, match=r"type --segmenter and the path of a state dict .* for 5 labels"):
         pixels.segmenter(None, 5)
     with pytest.raises(UserError, match=r"no file .*net.pth; bring a state dict .* for 5 labels"):
