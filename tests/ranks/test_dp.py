@@ -353,7 +353,7 @@ class Late(Plain):
 
 
 def test_what_cannot_be_loaded_after_the_training_is_kept(tmp_path):
-    with pytest.raises(UserError, match=rf"has ended, .* which is in {tmp_path}/gan-ranks-.*ckpt: .*ed: late$"):
+    with pytest.raises(UserError, match=rf"has ended, .* which is in {tmp_path}/gan-ranks-.*ckpt: .*ed: late\)"):
         fit(Late(), default_root_dir=tmp_path)
     (kept,) = tmp_path.glob("*.ckpt")
     assert read_checkpoint(kept)["global_step"] == 1
