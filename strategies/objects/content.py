@@ -1,5 +1,6 @@
 """What is in an object of the author's: how it is read, whether it has changed, and how it is put back."""
 
+import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -126,12 +127,14 @@ class Attributed:
         self.notes: list[tuple[str, Any, Any]] = []  # of what may change in place
         self.add(owners)
 
-    def add(self, owners: Iterable[Any]) -> None:
+    def add(self, owners: Iterable[Any], largest: float = math.inf) -> None:
+        """Of lists with more items than the `largest` nothing is noted, as of a log that the game keeps."""
         for scope in (Scope(each, left_out=INTERNAL) for each in owners):
             values, kind = scope.read(), type(scope.owner).__name__
             found = [] if isinstance(scope.owner, nn.Module) else [(f"a {kind}", scope.owner)]
             found += [(f"the attribute '{n}' of a {kind}", v) for n, v in values.items() if not isinstance(v, PLAIN)]
-            self.notes += [(what, each, note) for what, each in found if (note := noted(each, True)) is not None]
+            watched = (each for each in found if not isinstance(each[1], LISTS) or len(each[1]) <= largest)
+            self.notes += [(what, each, note) for what, each in watched if (note := noted(each, True)) is not None]
             self.scopes.append(scope)
             self.before.append(values)
 

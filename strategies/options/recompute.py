@@ -25,6 +25,7 @@ from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.resharded_parameter import resharded, version_of
 
 NO_OBJECTS = (*PLAIN, Tensor)
+FEATURES = 1000  # the most items of a list around a block that a hook in the block may fill
 
 
 class Recompute:
@@ -171,8 +172,9 @@ class ForwardState:
         self.what, self.owner, self.modules, self.weights = what, owner, modules, weights
         self.attributes = Attributed([*modules, *objects], lists=True)
         kept = chain.from_iterable(values.values() for values in self.attributes.before)
-        self.attributes.add(others := [*_objects(kept), *owner.around])
-        self.attributed = [*modules, *objects, *others]
+        self.attributes.add(own := _objects(kept))
+        self.attributes.add(owner.around, FEATURES)
+        self.attributed = [*modules, *objects, *own]
         place = noise.here()
         self.place = None if place is None else replace(place)
         self.world = ranks.here()
@@ -251,6 +253,7 @@ class ForwardState:
         places = [(module, name, dict.get(module._parameters, name)) for module, name, _ in self.weights_there]
         place = None if self.place is None else replace(self.place)
         dice, attributes = self.dice and random_state.dice(), Attributed(self.attributed, lists=True)
+        attributes.add(self.owner.around, FEATURES)
         try:
             if self.dice:
                 random_state.set_dice(self.dice)
