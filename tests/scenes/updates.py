@@ -258,6 +258,28 @@ class Featured(Tossing):
         return made + sum(each.mean() for each in features)
 
 
+LEFT = []
+
+
+class FeaturedOutside(Featured):
+    """Its hooks keep features in a list of the program, which is emptied after a forward and not before one."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield from (generator, Player("discriminator", discriminator.module))
+
+    def configure_phases(self):
+        return [phase for phase in super().configure_phases() if phase.name == "generator"]
+
+    def keep(self, layer, args, made):
+        LEFT.append(made)
+
+    def fake(self, real):
+        made, features = super().fake(real), [*LEFT]
+        LEFT.clear()
+        return made + sum(each.mean() for each in features)
+
+
 class Perturbed(Plain):
     """Sharpness-aware: the gradient of the generator at other weights than its own."""
 
@@ -486,6 +508,10 @@ UPDATES = {
             Refused(
                 having(Tossing, block=OfCounts, network=Tallied), "zero3+recompute",
                 ("would not train as one device does", "With option recompute a block runs twice"),
+            ),
+            Refused(
+                FeaturedOutside, "single+recompute",
+                "empty before each forward a list that a hook in block '1' of player 'generator' fills", check=False,
             ),
             Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
