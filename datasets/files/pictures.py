@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -150,7 +150,10 @@ class Pictures(UsableSamples):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         entry = int(self.entries[index])
-        pixels = self._decode(entry) if self._rows[entry] < 0 else self._read(entry)
+        try:
+            pixels = self._decode(entry) if self._rows[entry] < 0 else self._read(entry)
+        except UserError as error:  # it was not decoded before
+            raise_broken(self.source, [str(error)])
         item: dict[str, Any] = {"image": tv_tensors.Image(pixels)}
         if self.source.labels is not None:
             label = self.source.labels[entry]
@@ -287,7 +290,7 @@ def in_share(names: Sequence[bytes], share: float) -> np.ndarray:
     return draws < (max(share, float(np.partition(draws, few)[few])) if share else 0.0)
 
 
-def raise_broken(source: Source, problems: Sequence[str]) -> None:
+def raise_broken(source: Source, problems: Sequence[str]) -> NoReturn:
     advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken to leave them out"
     count = f"{len(problems)} of {len(source)} {source.what} in {source.path} cannot be used; {advice}:"
     raise UserError(listed(count, problems))

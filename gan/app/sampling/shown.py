@@ -203,7 +203,9 @@ class Shown:
             size = "each in its own size" if largest is None else f"{largest} pixels at most on the longer side"
             say(f"{size}; the run was trained on pictures of {shorter} pixels on the shorter side")
         half = None if self.run is None else self.run.of_data("half")
-        return self._translated(Translator(chosen, self.device, largest, self.background, half), inputs, file)
+        any_shape = self.run is not None and self.run.settings.get("side_by_side", False)
+        by = Translator(chosen, self.device, largest, self.background, half, any_shape)
+        return self._translated(by, inputs, file)
 
     def _painted(
         self, paint: Callable[[Tensor], Tensor], inputs: object, file: str | Path | None, largest: int | None

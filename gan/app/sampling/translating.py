@@ -56,7 +56,7 @@ class Translator:
     """A translation of a person's own files: of pictures, of maps of codes, or of label maps.
 
     With `largest` they are made smaller whose longer side has more pixels. `half`: the run reads this half of its
-    pictures, 0 or 1. It is cut from pictures twice as wide as high.
+    pictures, 0 or 1. It is cut from pictures twice as wide as high, or from all where the run's are `any_shape`.
     """
 
     chosen: Translation
@@ -64,6 +64,7 @@ class Translator:
     largest: int | None = None
     background: str = "white"
     half: int | None = None
+    any_shape: bool = False
 
     def of_picture(self, picture: Image.Image) -> Image.Image:
         if self.chosen.codes or self.chosen.encodes:
@@ -107,7 +108,7 @@ class Translator:
         chosen = self.chosen
         if not chosen.labels:
             picture = ImageOps.exif_transpose(picture)
-            if self.half is not None and picture.width == 2 * picture.height:
+            if self.half is not None and (self.any_shape or picture.width == 2 * picture.height):
                 picture = cut(picture, self.half)
         scale = min(1.0, (self.largest or max(picture.size)) / max(picture.size))
         width, height = (max(1, round(side * scale)) for side in picture.size)
@@ -117,8 +118,8 @@ class Translator:
 
     def _say_half(self) -> None:
         if self.half is not None:
-            half = ("left", "right")[self.half]
-            say(f"of a picture twice as wide as high, the {half} half is translated, as in training")
+            which = "each picture" if self.any_shape else "a picture twice as wide as high"
+            say(f"of {which}, the {('left', 'right')[self.half]} half is translated, as in training")
 
 
 def write_all(source: Source, out: Path, ending: str, make: Callable[[int], bytes]) -> Path:

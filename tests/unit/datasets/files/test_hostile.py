@@ -114,6 +114,14 @@ def test_every_broken_picture_is_named_and_the_good_ones_are_kept(packed, here):
     assert not Path("has-run").exists()
 
 
+def test_a_picture_that_a_dry_run_cannot_decode_is_said_as_by_a_training(here):
+    name = "half-png.png"
+    source = find_source(str(in_a_folder(here, {**GOOD, name: BROKEN[name]})))
+    pictures = Pictures(source, Frame(24, 24), keep=False)
+    with pytest.raises(UserError, match=r"1 of \d+ pictures .* --skip-broken"):
+        [pictures[row] for row in range(len(pictures))]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

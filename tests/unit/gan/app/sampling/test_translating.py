@@ -145,6 +145,10 @@ def test_of_pairs_side_by_side_the_half_is_translated_that_was_trained_on(run, t
     made, one = (Image.open(tmp_path / "made" / f"{name}.png") for name in ("pair", "one"))
     assert made.size == (16, 16) and made.convert("RGB").getcolors() == [(256, (0, 0, 255))] and one.size == (30, 16)
     assert "of a picture twice as wide as high, the right half is translated" in capsys.readouterr().out
+    found.saved.settings["side_by_side"] = True
+    found.translate(str(tmp_path / "one.png"), tmp_path / "half.png")
+    assert Image.open(tmp_path / "half.png").size == (15, 16)
+    assert "of each picture, the right half is translated" in capsys.readouterr().out
 
 
 def test_a_run_from_b_to_a_has_that_direction_and_its_card_says_so(run, photos, capsys):
