@@ -306,7 +306,8 @@ def finish(
         for name, words in run.scores.items():
             first, last = first_and_last(log.rows, name) or (0, 0)
             if first:
-                say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
+                share = f" ({100 * last / first:.0f} % of the start)" if 0 < last < first else ""  # of an error
+                say(f"{words}: {first:.4f} at the start, {last:.4f} now{share}")
         for name in dict.fromkeys(name for row in log.rows.values() for name in row if name.startswith("score/")):
             first, last = first_and_last(log.rows, name) or (0, 0)
             label = name.removeprefix("score/")
