@@ -57,6 +57,8 @@ class Scores(Callback):
             found, how = self._figures(phase_strategy(trainer).world, game, prepared)
         if not trainer.is_global_zero:
             return
+        if trainer.global_step == 0:
+            say(f"scores: {how['pictures made']:,} pictures made, against {how['true']}")
         log(trainer, found)
         self.keep.note(trainer, found)
         write_json(self.folder.scores, {"step": trainer.global_step, "scores": found, "how": how})
