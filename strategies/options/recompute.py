@@ -93,7 +93,8 @@ class Recompute:
             )
         self.blocks: list[str] = []  # their names
         found = find_blocks(player) if blocks is None else blocks
-        inside = {block.sequential if isinstance(block, LayerGroups) else block for _, block in found}
+        of_blocks = (block.sequential if isinstance(block, LayerGroups) else [block] for _, block in found)
+        inside = set(chain.from_iterable(of_blocks))
         # Modules that blocks are in, where hooks keep features, say.
         self.around = [each for each in readers if each not in inside and not inside.isdisjoint(each.modules())]
         for name, block in found:

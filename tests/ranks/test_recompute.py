@@ -22,7 +22,7 @@ from nets.norm import synchronised
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import Recompute
 from tests.ranks.test_games import GAMES
-from tests.scenes.updates import Assigning, Counting, Featured, Keeping, Tossing
+from tests.scenes.updates import Assigning, Counting, Featured, InARow, Keeping, Tossing
 from tests.support.counted import Counted
 from tests.support.hard_games import HARD, BatchNorms, Plain, TwoHeads, mlp
 from tests.support.parity import distance, often, train
@@ -73,7 +73,8 @@ class Named(HARD["TwoPhases"]):
 MORE = {"Noisy": Noisy, "SharedScore": SharedScore, "Named": Named}
 MORE |= {"Tossing": Tossing, "Counting": Counting, "Assigning": Assigning, "Keeping": Keeping, "Featured": Featured}
 OFTEN = ["Penalty", "SometimesReached", "Noisy", "SharedScore", "Tossing", "Counting", "Assigning", "Keeping"]
-OFTEN += ["Featured"]
+MORE |= {"InARow": InARow}
+OFTEN += ["Featured", "InARow"]
 
 
 @pytest.mark.parametrize("name", often(HARD | MORE, OFTEN))

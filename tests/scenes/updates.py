@@ -258,6 +258,22 @@ class Featured(Tossing):
         return made + sum(each.mean() for each in features)
 
 
+class InARow(Plain):
+    """A hook keeps features in a list of the row of layers that is recomputed in groups."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator.features = []
+        self.discriminator[1].register_forward_hook(lambda *passed: self.discriminator.features.append(passed[-1]))
+        self.discriminator.register_forward_hook(self.take)
+
+    @staticmethod
+    def take(network, args, made):
+        (kept,) = network.features
+        network.features.clear()
+        return made + kept.mean(1, keepdim=True)
+
+
 LEFT = []
 
 
