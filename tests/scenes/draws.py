@@ -370,7 +370,7 @@ DRAWS = {
         having(Truncated, micro_batches=2), alone=Truncated, policies={"single": 1, "ddp": 2}, often=("ddp",),
         checked=("single", "ddp"), steps=6,
         refused=(
-            Refused(ByLoop, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
+            Refused(ByLoop, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times"), slow=True),
             Refused(ByMask, "ddp", ("of step 2: ranks 0 and 1 draw", "a fixed number of times")),
             Refused(Angles, "ddp", "VonMises draws until all samples of a batch are accepted"),
         ),

@@ -11,8 +11,8 @@ def built_in(game: Any, **more: Any) -> Scene:
 
 
 BUILT_IN = {
-    "vqgan": built_in(vqgan, policies={"ddp": 2, "zero3": 2}, often=("ddp",), steps=6, checked=("zero3",)),
-    "hifigan": built_in(hifigan, policies={"zero3": 2}, bucket=2048, steps=2),
+    "vqgan": built_in(vqgan, policies={"ddp": 2, "zero3": 2}, often=("ddp",), steps=4, checked=("zero3",)),
+    "hifigan": built_in(hifigan, policies={"zero3": 2}, bucket=2**13, steps=2),
     "stylegan": built_in(  # its discriminator compares samples
         stylegan, policies={"zero3": 2, "zero2": 2, "zero2+recompute": 2}, often=("zero3",), four=("zero2",)
     ),

@@ -378,6 +378,6 @@ OPTIMIZERS = {
     ),
     "whole weights that are saved": Scene(  # with state that is no tensor, and state in lists
         optimized(having(Duel, of_judge={"ema": 0.7}), SHAMPOO), policies={"zero1": 2}, often=("zero1",),
-        bucket=SMALL, saved=("zero1",), arrives=(("ddp", 2), ("single", 1), ("zero1", 4)),
+        bucket=64, saved=("zero1",), arrives=(("ddp", 2), ("single", 1), ("zero1", 4)),
     ),
 }  # fmt: skip

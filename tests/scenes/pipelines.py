@@ -585,9 +585,10 @@ JUDGED_TWICE = made_of(Plain, discriminator=lambda: nn.Sequential(nn.Linear(6, 6
 
 
 def one(game, options: str = "", checked: bool = True, **more) -> Scene:
-    """A generator in stages on two ranks."""
-    policy = f"generator=pipeline{options},*=ddp"
-    how = {"policies": {policy: 2}, "often": (policy,), "checked": (policy,) * checked}
+    """A generator in stages on two ranks; `make matrix` tries the first step."""
+    policy, tried = (f"generator=pipeline{options},*={other}" for other in ("ddp", "zero2"))
+    also = (tried,) * checked
+    how = {"policies": dict.fromkeys((policy, *also), 2), "often": (policy,), "checked": also}
     return Scene(game, steps=3, **how | more)
 
 
@@ -604,7 +605,7 @@ CENTRING = chained(between=lambda _, x: x - x.mean(0))  # looks at the batch in 
 # Skips over stages, codes that reach all of them, noise, spectral norms, a second call through the first.
 PIPELINES = {
     "stages": Scene(
-        Staged, often=(OFTEN,), checked=(STAGES, BY_TWO, f"{DDP}+stages:2+schedule:1f1b"), steps=3,
+        Staged, often=(), checked=(STAGES, BY_TWO, f"{DDP}+stages:2+schedule:1f1b"), steps=3,
         policies={
             STAGES: 2, f"{STAGES}+chunks:1": 2, f"{STAGES}+chunks:4": 2, f"{STAGES}+chunks:2+recompute": 2, OFTEN: 2,
             f"{DDP}+schedule:interleaved+stages:6+chunks:4": 2, f"{STAGES}+schedule:1f1b": 2, BY_TWO: 4,
@@ -613,7 +614,7 @@ PIPELINES = {
         },
         saved=(STAGES,), arrives=(("zero3", 2), (BY_TWO, 4), ("fsdp", 2), ("ddp", 2)), travels_often=False,
     ),
-    "a half of each micro-batch": one(HalfInParts),
+    "a half of each micro-batch": one(HalfInParts, often=("generator=pipeline,*=zero2",)),
     "a buffer that is written from a step on": one(
         Anneals, saved=(PIPED,),
         refused=(
@@ -647,19 +648,19 @@ PIPELINES = {
     ),
     "heads_in_turn": Scene(
         HeadsInTurn, policies={**POLICIES, "pipeline": 2, f"generator=pipeline{FORTH_AND_BACK},*=ddp": 2},
-        often=("pipeline",),
+        often=("pipeline",), steps=3,
         refused=(
-            Refused(partial(HeadsInTurn, 1), PIPED, "learns in some calls only through"),
+            Refused(partial(HeadsInTurn, 1), PIPED, "learns in some calls only through", check=False),
         ),
     ),
     "dtypes_in_stages": one(Sounding, checked=False),
     "calls that some ranks do not use": Scene(
         OfSomeSamples, policies={**POLICIES, "pipeline": 2, f"generator=pipeline{FORTH_AND_BACK},*=ddp": 2},
-        often=("pipeline",), checked=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",),
+        often=("pipeline",), checked=(f"generator=pipeline{FORTH_AND_BACK},*=ddp",), steps=2,
     ),
     "inputs_used_later": Scene(
         FadesIn, policies={**POLICIES, "pipeline": 2, "encoder=zero3,*=pipeline": 2, "encoder=zero2,*=pipeline": 2},
-        often=("pipeline", "encoder=zero3,*=pipeline"),
+        often=("pipeline", "encoder=zero3,*=pipeline"), steps=3,
         refused=(
             Refused(partial(FadesIn, Featured), PIPED, "'first' returns a Features, which"),
             Refused(

@@ -320,11 +320,11 @@ POLICY_GAMES = {
         refused=(read_otherwise(Chosen), read_otherwise(FEWER)),
     ),
     "blocks": Scene(
-        Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=3,
+        Odd, policies=BLOCKS, four=("fsdp",), often=("fsdp",), checked=tuple(BLOCKS)[1:], steps=2,
     ),
     "blocks of a follower": Scene(Led, policies={"fsdp": 2}, often=()),
     "a backward that needs all blocks at once": Scene(
-        Solver, policies={"zero3": 2}, bucket=100,
+        Solver, policies={"zero3": 2}, bucket=100, steps=2,
         refused=tuple(
             Refused(Solver, "fsdp", "computes with weights that FSDP2 has freed meanwhile", check=check)
             for check in (True, False)
@@ -342,5 +342,5 @@ POLICY_GAMES = {
             ),
         ),
     ),
-    "blocks that overwrite their input": Scene(Overwriting, policies={"fsdp": 2}, often=("fsdp",)),
+    "blocks that overwrite their input": Scene(Overwriting, policies={"fsdp": 2}, often=("fsdp",), steps=2),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from strategies.sharding import bucket
 from tests.support.parity import OFTEN, vectors
 
-SMALL = 64  # bytes of a bucket: every weight has one of its own
+SMALL = 400  # bytes of a bucket: a player has several
 POLICIES = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}  # and the ranks of each
 PROMISED = "the training of one device, or a refusal by name"
 ENGINES = {"deepspeed2": 2, "deepspeed3": 2}
@@ -61,6 +61,7 @@ class Refused:
     settings: dict[str, Any] = field(default_factory=dict)
     unsaid: str = " nobody says this "
     check: bool = True
+    slow: bool = False
 
 
 @dataclass(frozen=True)
