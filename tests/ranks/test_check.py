@@ -583,7 +583,7 @@ APART = {"sync_batchnorm": False}
         row(Idle, "phase 'play': loss 'root' is", "gan.ranks", FORMULA, **APART),
         row(Replaced, f"buffer 'net.seen' {WRITTEN}, and ", **APART),
         row(FirstBatch, f"weight 'net.scale' {WRITTEN}", "gan.ranks", **APART),
-        row(ByHand, LOSS, "gan.ranks", **APART),
+        row(ByHand, LOSS, "gan.ranks", **APART, slow=True),
         row(OwnLeast, f"buffer 'net.least' {WRITTEN}\n", **APART),
         row(Spectrum, f"buffer 'net.waves' {WRITTEN}\n", **APART),
         row(OwnWay, "rank 0 plays phase 'up'; rank 1 plays phase 'down'", batches=halves),

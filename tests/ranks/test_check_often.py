@@ -156,14 +156,6 @@ class Logs(One):
         return loss
 
 
-class NowAndThen(One):
-    """A sum in place of a mean, in a step between two trials."""
-
-    def play(self, batch):
-        score = self.net(batch["x"]).square().mean(1)
-        return score.sum() if self.step % 7 == 5 else score.mean()
-
-
 class JoinsFirst(One):
     """A root of a mean joins a sum of many terms in step 4, in front of them."""
 
@@ -181,7 +173,6 @@ GAMES = [
     (Running, vectors, 1),
     (Asks, vectors, 4),
     (JoinsFirst, vectors, 4),
-    (NowAndThen, vectors, 5),
 ]
 
 

@@ -26,7 +26,7 @@ def unbroken(tmp_path_factory):
 )
 def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(unbroken, tmp_path):
     """Wherever it is killed: tests/matrix/test_crashes.py."""
-    ended = train(tmp_path, 3, *FIVE, "--strategy", "zero3", victim=1, itself="collective")
+    ended = train(tmp_path, 2, *FIVE, "--strategy", "zero3", victim=1, itself="collective")
     assert_named(ended, 1)
     speaker = ended.said[0]
     assert re.search(r"go on from the last whole checkpoint with\n  python -m gan.fit --resume runs/001-wgan", speaker)

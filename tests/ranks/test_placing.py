@@ -56,7 +56,7 @@ def fit(
     )
     if around is not None:
         around(made, module)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), mock.patch("strategies.sharding.bucket.SIZE", 64):
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), mock.patch("strategies.sharding.bucket.SIZE", 400):
         made.fit(module, batches(training), batches(training), ckpt_path=resume)
     with strategy.gathered():  # also where the ranks that have served are gone
         pass

@@ -34,8 +34,8 @@ def test_a_random_game_trains_and_travels_as_on_one_device(number, ranks, tmp_pa
     size = chance.choice((2, 2, 4)) if number > 1 else 2
     places = [(placement(chance), size, {}), (placement(chance), 2, {"resume": save})]
     for placed, world, checkpoint in places:
-        saves = {} if checkpoint else {"save": save}
-        found = ranks(world).run(play, seed, placed, world, check=chance.random() < 0.5, **checkpoint, **saves)
+        how = {"check": number > 0 and chance.random() < 0.5, **(checkpoint or {"save": save})}
+        found = ranks(world).run(play, seed, placed, world, **how)
         try:
             if isinstance(found[0], str):
                 assert found[0] == alone or ("pipeline" in placed and "as one device does" not in found[0])

@@ -22,17 +22,17 @@ from tests.support.duel import fit
 from tests.support.parity import often, parts, trainer
 from tests.support.saved import read_checkpoint
 
-played = partial(fit, policy="ddp", batches=pictures, check=True)
+played = partial(fit, policy="ddp", batches=pictures, check=True, size=2**20)
 
 
 def test_penalties_are_turns_of_their_own():
     game, strategy = stylegan(), PhaseStrategy("ddp")
-    trainer(strategy, 1, 9).fit(game, parts(9, batches=pictures))
+    trainer(strategy, 1, 5).fit(game, parts(5, batches=pictures))
     updates = {
         name: max(int(state["step"]) for state in policy.optimizer.state_dict()["state"].values())
         for name, policy in strategy.policies.items()
     }
-    assert updates == {"generator": 9 + 3, "discriminator": 9 + 3}  # path in steps 0, 3, 6; R1 in steps 0, 4, 8
+    assert updates == {"generator": 5 + 2, "discriminator": 5 + 2}  # path in steps 0 and 3; R1 in steps 0 and 4
     assert [(phase.name, phase.every, phase.second_order) for phase in game.phases] == [
         ("generator", 1, False),
         ("path", 3, True),

@@ -56,7 +56,7 @@ def count(game: Callable[[], GanModule], policy: str, world: int) -> dict[str, l
     """For each phase, the host syncs of the play that had most."""
     loader = Whole(8, dist.get_rank() if world > 1 else 0, world)
     with counted() as syncs:
-        trainer(PhaseStrategy(policy, check=False), world, 5).fit(game(), loader)
+        trainer(PhaseStrategy(policy, check=False), world, 4).fit(game(), loader)
     return syncs.most(after=3)
 
 
