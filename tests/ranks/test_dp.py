@@ -149,7 +149,7 @@ def test_several_loaders_give_the_batches_of_one_device():
 
 
 # "by workers" shuffles too, and what a person reads, below, comes of a GlobalLoader.
-@pytest.mark.parametrize("loader", often(LOADERS, ["by workers", "a stream"]))
+@pytest.mark.parametrize("loader", often(LOADERS, ["by workers"]))
 def test_every_loader_gives_the_batches_of_one_device(loader):
     assert distance(taught(loader, "dp", 2), taught(loader, "single", 1)) < EXACT
 

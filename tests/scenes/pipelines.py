@@ -703,7 +703,7 @@ PIPELINES = {
     "stages with a batch norm of one pixel": one(made_of(Plain, generator=one_pixel), often=()),
     "dice_between_stages": one(partial(Painting, Mixing), "+chunks:4"),
     "moves_between_stages": one(partial(Painting, Moves)),
-    "groups_to_fill": one(Grouped, "+chunks:2"),
+    "groups_to_fill": one(Grouped, "+chunks:2", often=("generator=pipeline+chunks:2,*=zero2",)),
     "a mean between stages": one(
         CENTRING, "+chunks:1", checked=False,
         refused=(
