@@ -34,7 +34,8 @@ def test_a_random_game_trains_and_travels_as_on_one_device(number, ranks, tmp_pa
     size = chance.choice((2, 2, 4)) if number > 1 else 2
     places = [(placement(chance), size, {}), (placement(chance), 2, {"resume": save})]
     for placed, world, checkpoint in places:
-        how = {"check": number > 0 and chance.random() < 0.5, **(checkpoint or {"save": save})}
+        checked = chance.random() < 0.5 and (number > 0 or not checkpoint)
+        how = {"check": checked, **(checkpoint or {"save": save})}
         found = ranks(world).run(play, seed, placed, world, **how)
         try:
             if isinstance(found[0], str):
