@@ -110,11 +110,11 @@ def explained_backward(phase: Phase, in_stages: bool) -> Iterator[None]:
         saying="modified by an inplace operation",
     )
     block = Recompute.latest[1]
-    kept = f", and empty before each forward a list that a hook in {block} fills, for it runs again" if block else ""
+    kept = f"; if a hook in {block} fills a list, empty that list before each forward, for the block runs twice"
     again = explained(
         f"phase '{phase.name}': backward goes a second time through its loss; let the loss not call backward() "
         f"itself, compute again what another phase has computed and learned from, and take no "
-        f"parametrize.cached() around calls of a pipeline{kept}",
+        f"parametrize.cached() around calls of a pipeline{kept * bool(block)}",
         RuntimeError,
         saying="backward through the graph a second time",
     )

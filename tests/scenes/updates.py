@@ -527,7 +527,8 @@ UPDATES = {
             ),
             Refused(
                 FeaturedOutside, "single+recompute",
-                "empty before each forward a list that a hook in block '1' of player 'generator' fills", check=False,
+                "if a hook in block '1' of player 'generator' fills a list, empty that list before each forward",
+                check=False,
             ),
             Refused(Tossing, PIPED, "draws by NumPy or Python's random, which only the rank of its stage"),
         ),
