@@ -130,7 +130,10 @@ class Parser(jsonargparse.ArgumentParser):
                 option = name
             if not (value if given and arg.startswith("-") else arg).strip():
                 self._refuse_empty(option)
-        return super().parse_args(self._said_yes(args), *more, **kwargs)
+        try:
+            return super().parse_args(self._said_yes(args), *more, **kwargs)
+        finally:
+            self._typed = ()
 
     def _said_yes(self, args: Sequence[str]) -> list[str]:
         """The arguments, in which `--flip` alone is `--flip=true`."""

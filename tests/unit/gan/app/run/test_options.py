@@ -229,6 +229,14 @@ def test_settings_of_the_wrong_kind_are_refused_in_one_line(line, message, again
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
 
 
+def test_an_error_in_a_file_does_not_name_what_was_typed_before(here):
+    parser = options._parser("sean-faces")
+    parser.parse_args(["--size", "32"])
+    (here / "mine.yaml").write_text("size: -32\n")
+    with pytest.raises(UserError, match=r"'mine\.yaml' says size: '-32'; write a whole number above 0"):
+        options._settings_in(Path("mine.yaml"), parser, "sean-faces")
+
+
 def test_several_files_count_in_their_order_and_what_is_typed_counts_last(here):
     (here / "one.yaml").write_text("run: r3gan-faces\nlatent: 1\nseed: 1\nmax_steps: 1\n")
     (here / "two.yaml").write_text("latent: 2\nseed: 2\n")
