@@ -9,7 +9,8 @@ not saved.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from inspect import GEN_CLOSED, GEN_CREATED, getgeneratorstate
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
 from gan.files.errors import reading
 from gan.files.values import VALUES
@@ -40,6 +43,11 @@ CONSTANTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = 
     "device": (torch.device, str, torch.device),
 }
 FACTORIES = {kind.__name__: kind for kind in (list, tuple, set, dict, int, float, str, bool)}  # of a defaultdict
+JOINED = {dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum}  # how states of a metric can be joined in any order
+COUNTS_ANEW = (
+    "on another number of ranks, metrics of class {} count anew: a state goes on that is a sum, a list, a maximum or a "
+    "minimum, and they have others"
+)
 LEARNING = "requires_grad"  # the name of what parameters require, beside those of objects
 
 
@@ -129,6 +137,36 @@ class Attributes:
                     value, parts = self.objects[name], {inner: self._decoded(tree) for inner, tree in trees.items()}
                     kind_of(value).fill(value, value.read() | parts if isinstance(value, Scope) else parts[""])
         self.made = {}
+
+    def load_of_ranks(self, saved: Sequence[Mapping[str, Any]], by: int, rank: int, size: int) -> None:
+        """What `by` ranks have saved: what this rank had, or, on another number of ranks, what the first rank had.
+
+        Of a metric of torchmetrics each rank has a state of its own samples. On another number of ranks the first rank
+        goes on with all of these states, and the other ranks with none.
+        """
+        of_ranks = saved if len(saved) > 1 else [*saved] * by
+        metrics = [each for each in self.game.modules() if isinstance(each, Metric)] if by != size else []
+        fresh = {name: kind_of(value).read(value) for name, value in self.objects.items()} if metrics else {}
+        others: list[list[dict[str, Any]]] = []
+        for each in of_ranks[1:] if metrics else ():
+            self.load(each)
+            others.append([deepcopy(metric.metric_state) for metric in metrics])
+            for name, content in fresh.items():
+                kind_of(self.objects[name]).fill(self.objects[name], content)
+        self.load(of_ranks[rank if by == size else 0])
+        for number, metric in enumerate(metrics):
+            if not JOINED.issuperset(metric._reductions.values()):
+                if metric.update_called:
+                    what = (
+                        "metrics of class {} count anew: only states that are added up, in lists or extreme are joined"
+                    )
+                    self._name([type(metric).__name__], f"on another number of ranks, {what}")
+                metric.reset()
+            elif rank > 0:
+                metric.reset()
+            else:
+                for states in others:
+                    metric._reduce_states(states[number])
 
     def _encoded(self, value: Any) -> Any:
         """A value as a checkpoint has it. Every dict in the result says what it stands for."""

@@ -217,16 +217,16 @@ class State:
         """
         resumed, self._resumed = self._resumed, {}
         at_its_end = _go_on_in_the_epoch(trainer)
-        number, size, remembered = self.world.rank, self.world.size, resumed.get("attributes")
+        number, size, states = self.world.rank, self.world.size, resumed.get("random_states")
         for phase, call, content in resumed.get("draws", ()):
             draw = Drawn(*content)
             self.draws.known.setdefault(phase, {})[call, draw.site] = draw
-        if remembered and self.attributes is not None:
+        if states and self.attributes is not None:
             with failing(Path(trainer.ckpt_path or "")):
-                self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
+                self.attributes.load_of_ranks(resumed["attributes"], len(states), number, size)
         # A training that begins goes on as if one device had saved it now: where the first rank is, so that others may
         # take what that draws. Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all.
-        states = resumed.get("random_states") or [self.world.broadcast(random_state.capture())]
+        states = states or [self.world.broadcast(random_state.capture())]
         if len(states) == size or number == 0:
             random_state.restore(states[number])
         else:
@@ -249,7 +249,7 @@ class State:
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started its ranks: what they remember, and where they have ended."""
         if self.attributes is not None:
-            self.attributes.load(self._resumed["attributes"][0])
+            self.attributes.load_of_ranks(self._resumed["attributes"], len(self._resumed["random_states"]), 0, 1)
         random_state.restore(self._resumed["random_states"][0])
         self._resumed, self._loops = {}, loops
 

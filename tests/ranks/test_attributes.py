@@ -12,6 +12,7 @@ import torch
 from lightning import Callback
 from torch import nn
 from torch.utils.data import DataLoader
+from torchmetrics import Metric
 
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
@@ -139,6 +140,66 @@ def test_a_resumed_run_is_one_that_never_stopped_also_at_another_number_of_ranks
     equals(ranks(2).run(fit, game, policy, 2, 5, two, at=3), straight)
     assert len(load(two)["attributes"]) == 1  # the same on both
     assert distance(fit(game, "single", 1, 5, resume=two), straight) < EXACT
+
+
+class Counts(Metric):
+    """One state of each kind that can be joined."""
+
+    def __init__(self):
+        super().__init__()
+        for name, default, kind in (("all", 0.0, "sum"), ("most", 0.0, "max"), ("least", 9.0, "min")):
+            self.add_state(name, torch.tensor(default, dtype=torch.float64), kind)
+        self.add_state("rows", [], "cat")
+
+    def update(self, values):
+        self.all += values.sum()  # in place
+        self.most, self.least = torch.maximum(self.most, values.max()), torch.minimum(self.least, values.min())
+        self.rows.append(values)
+
+    def compute(self):
+        rows = torch.cat(self.rows) if isinstance(self.rows, list) else self.rows
+        return self.all + 10 * self.most + 100 * self.least + rows.square().sum()
+
+
+class Mean(Counts):
+    def __init__(self):
+        super().__init__()
+        self.add_state("mean", torch.zeros((), dtype=torch.float64), "mean")
+
+
+class Measured(One):
+    """Its learning rate follows what a metric has counted since training began, on all ranks."""
+
+    metric = Counts
+
+    def __init__(self):
+        super().__init__()
+        self.counts = self.metric()
+
+    def play(self, batch):
+        self.counts.update(self.net(batch["x"]).detach().abs().mean(1))
+        return super().play(batch)
+
+    def on_train_batch_end(self, *_):
+        self.trainer.optimizers[0].param_groups[0]["lr"] = 0.001 * float(self.counts.compute())
+
+
+class Averaging(Measured):
+    metric = Mean
+
+
+def test_metrics_that_ranks_have_counted_go_on_at_another_number_of_ranks(ranks, tmp_path):
+    one, two = tmp_path / "one.ckpt", tmp_path / "two.ckpt"
+    straight = fit(Measured, "single", 1, 5, one, at=3)
+    equals(ranks(2).run(fit, Measured, "ddp", 2, 5, None, one), straight)
+    equals(ranks(2).run(fit, Measured, "ddp", 2, 5, two, at=3), straight)
+    assert distance(fit(Measured, "single", 1, 5, resume=two), straight) < EXACT
+
+
+def test_metrics_that_cannot_go_on_at_another_number_of_ranks_are_named(ranks, tmp_path):
+    ranks(2).run(fit, Averaging, "ddp", 2, 2, tmp_path / "two.ckpt", at=1)
+    with pytest.warns(UserWarning, match="on another number of ranks, metrics of class 'Mean' count anew"):
+        fit(Averaging, "single", 1, 2, resume=tmp_path / "two.ckpt")
 
 
 class Fails(Callback):
