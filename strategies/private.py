@@ -131,8 +131,11 @@ def states_beside(trainer: Trainer) -> dict[str, Any]:
     return states
 
 
-def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
-    """What Lightning calls before a strategy's set-up, which may make networks. `given` is what `fit` was given."""
+def call_setup_hooks(trainer: Trainer, *given: Any, callbacks: Sequence[Callback] = ()) -> None:
+    """What Lightning calls before a strategy's set-up, which may make networks. `given` is what `fit` was given.
+
+    Of callbacks only these are called: others may open files, into which ranks have written.
+    """
     assert trainer.state.fn is not None
     if given and trainer.state.fn == TrainerFn.FITTING:
         module, train, val, data = given[:4]
@@ -140,16 +143,27 @@ def call_setup_hooks(trainer: Trainer, *given: Any) -> None:
         trainer._data_connector.attach_data(module, train, val, datamodule=data)
         if data is not None:
             call_data(trainer, "setup", stage=trainer.state.fn.value)
+    for callback in callbacks:
+        callback.setup(trainer, trainer.lightning_module, trainer.state.fn.value)
     call_module(trainer, "setup", stage=trainer.state.fn.value)
     call_module(trainer, "configure_model")
 
 
-def call_teardown_hooks(trainer: Trainer) -> None:
+def call_teardown_hooks(trainer: Trainer, callbacks: Sequence[Callback]) -> None:
     """What Lightning does after a run: what `setup` has opened is closed."""
     assert trainer.state.fn is not None
     if datamodule(trainer) is not None:
         call_data(trainer, "teardown", stage=trainer.state.fn.value)
+    for callback in callbacks:
+        callback.teardown(trainer, trainer.lightning_module, trainer.state.fn.value)
     call_module(trainer, "teardown", stage=trainer.state.fn.value)
+
+
+def loading_callbacks(trainer: Trainer) -> list[Callback]:
+    """The author's callbacks that load a state, for which their `setup` may make the place."""
+    loads = ("load_state_dict", "on_load_checkpoint")
+    own = [each for each in callbacks(trainer) if not type(each).__module__.startswith("lightning.")]
+    return [each for each in own if any(getattr(type(each), name) is not getattr(Callback, name) for name in loads)]
 
 
 def leave_loops(loop: _Loop) -> None:

@@ -221,7 +221,8 @@ class OwnRanks(private.FunctionLauncher):
         for callback, folder in zip(trainer.checkpoint_callbacks, folders, strict=True):
             if folder is not None:
                 callback.dirpath = folder  # pyrefly: ignore[missing-attribute] - a rank has found it there
-        private.call_setup_hooks(trainer, *self.given)
+        callbacks = private.loading_callbacks(trainer)
+        private.call_setup_hooks(trainer, *self.given, callbacks=callbacks)
         strategy.connect(trainer.lightning_module)
         strategy.resumes_from = checkpoint
         try:
@@ -229,7 +230,7 @@ class OwnRanks(private.FunctionLauncher):
                 strategy.setup(trainer)
             private.restore(trainer, checkpoint)
             strategy.take_back(loops)
-            private.call_teardown_hooks(trainer)
+            private.call_teardown_hooks(trainer, callbacks)
         finally:
             strategy.teardown()
         trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})

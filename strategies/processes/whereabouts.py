@@ -34,8 +34,8 @@ ADVICE = (
     "same end (set trainer.should_stop by what is the same on all ranks), the same turns (decide a turn by what is "
     "the same on all ranks, such as gan.ranks.mean(loss)), the same calls of gan.ranks (call none in a branch that "
     "depends on the rank's own samples), the same calls of networks with batch norms (draw pictures on all ranks, by "
-    "network.eval(), and write them on one), and the same layers (where samples choose them, type +whole, as in "
-    "zero3+whole, and leave out batch norms)"
+    "network.eval(), and write them on one), of trainer.save_checkpoint and strategy.gathered, and the same layers "
+    "(where samples choose them, type +whole, as in zero3+whole, and leave out batch norms)"
 )
 
 

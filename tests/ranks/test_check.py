@@ -115,6 +115,26 @@ class Codebook(One):
         return out.sum(0)
 
 
+class Scratch(One):
+    """A buffer in the shape of the batch, filled anew for each, as ESRGAN's gradient penalty has it."""
+
+    scale = staticmethod(torch.ones_like)
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ones", torch.empty(0, dtype=torch.float64), persistent=False)
+
+    def play(self, batch):
+        x = batch["x"].detach().requires_grad_()
+        score = self.net(x)
+        self.ones.resize_(score.shape).copy_(self.scale(score.detach()))
+        return torch.autograd.grad(score, x, self.ones.clone(), create_graph=True)[0].square().sum(1).mean()
+
+
+class OwnScratch(Scratch):
+    scale = staticmethod(torch.abs)
+
+
 class Replaced(Codebook):
     """The same by a new tensor, after a batch norm, which differs too where nothing synchronises it."""
 
@@ -582,6 +602,7 @@ APART = {"sync_batchnorm": False}
         # Five more are on the page that tests/system/test_porting.py plays.
         row(Idle, "phase 'play': loss 'root' is", "gan.ranks", FORMULA, **APART),
         row(Replaced, f"buffer 'net.seen' {WRITTEN}, and ", **APART),
+        row(OwnScratch, f"buffer 'ones' {WRITTEN}", **APART),
         row(FirstBatch, f"weight 'net.scale' {WRITTEN}", "gan.ranks", **APART),
         row(ByHand, LOSS, "gan.ranks", **APART, slow=True),
         row(OwnLeast, f"buffer 'net.least' {WRITTEN}\n", **APART),
@@ -1102,6 +1123,7 @@ BY_RANK = "phase 'late': in step 1 its `when` is True on the first rank, which d
         row(Packs, unsaid=("no comparison",), steps=4, slow=True),
         row(PoolOfOwn, "a loss keeps other values in 'past' than one device would", steps=2),
         row(Grows, steps=4),
+        row(Scratch, unsaid=("buffer",), steps=3),
         row(Unsorted, "because its batch cannot be cut: the first samples: the batch has 8 samples", batches=unsorted),
         row(Coin, steps=6, batches=pairs),
     ],

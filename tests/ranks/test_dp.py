@@ -158,18 +158,23 @@ def test_every_loader_gives_the_batches_of_one_device(loader):
 
 
 class Counts(Callback):
-    """It remembers how many steps there were."""
+    """It remembers how many steps there were, from when it is set up."""
 
-    steps = 0
+    def setup(self, trainer, pl_module, stage):
+        self.states = getattr(self, "states", {"steps": 0})
+
+    @property
+    def steps(self):
+        return self.states["steps"]
 
     def on_train_batch_end(self, *_):
-        self.steps += 1
+        self.states["steps"] += 1
 
     def state_dict(self):
-        return {"steps": self.steps}
+        return self.states
 
     def load_state_dict(self, state):
-        self.steps = state["steps"]
+        self.states.update(state)
 
 
 class Data(LightningDataModule):
