@@ -19,7 +19,7 @@ from gan.files.errors import UserError
 from gan.making import drawing_from
 from gan.noise import seed_for
 
-NEW_DATA = "to go on with what is there now, type --new-data, or make a loader of your own with new_data=True"
+NEW_DATA = "to go on with what is there now, type --new-data"
 
 
 class GlobalBatches(DistributedSampler):
@@ -201,7 +201,8 @@ class ResumableLoader(Loader):
                     "samples": f"{before} samples, and has {value} now",
                     "names": "as many samples as now, but some have other names",
                 }.get(name, f"{name.replace('_', ' ')} {before}, and has {value} now")
-                advice = NEW_DATA if of_data else f"resume with {before}, or begin a new run"
+                own = "" if self._names is not None else ", or make a loader of your own with new_data=True"
+                advice = NEW_DATA + own if of_data else f"resume with {before}, or begin a new run"
                 raise UserError(f"the run was trained with {what}; {advice}")
         passes = state.get("passes", 0)
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"], passes)

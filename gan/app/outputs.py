@@ -24,6 +24,8 @@ from gan.files.system import signals
 
 def run(main: Callable[[], int]) -> NoReturn:
     """Be a command, as the main program of a process: `main` returns the exit status."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script has started the command with &
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with outputs():
         try:
             status = main()

@@ -9,7 +9,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import HELD_OUT, Run, Seed, Share, begin_with, is_planned, made_up, of_file, say
+from gan.runs.run import HELD_OUT, Run, Seed, Share, begin_with, made_for, made_up, of_file, say
 from nets.hifigan import HifiGenerator, Judges, PeriodJudges, ScaleJudges
 from nets.mel import Mel
 
@@ -99,7 +99,7 @@ def _sounds(data: str, how: tuple[Any, ...], held_out: float, length: int) -> tu
         val.length = length
         say(_said(data, found, train, val))
     except UserError as error:
-        if not is_planned():
+        if not made_for("plan"):
             return made_up(error)
         if Path(data).exists():
             raise

@@ -9,7 +9,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Pixels, Run, Seed, Share, decodes, is_planned, made_up, of_file, say
+from gan.runs.run import Pixels, Run, Seed, Share, decodes, made_for, made_up, of_file, say
 
 if TYPE_CHECKING:
     from datasets import GanData
@@ -164,7 +164,7 @@ class FromFile:
             return {name: rule_of(self.saved[name]) for name in "GD"}
 
         said = of_file(rules)
-        weights = {} if is_planned() else self.saved
+        weights = {} if made_for("plan") else self.saved
         found: list[Any] = [(ours(weights[name]) if weights else made(said.get(name))).train() for name in "GD"]
         if not all(map(isinstance, found, kinds)):
             kind = type(found[0]).__name__

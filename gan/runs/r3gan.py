@@ -106,6 +106,7 @@ def r3gan(
         augment=Augmentation("r3gan") if p.p else None,
     )
     chosen = dict(config_=config_, kimg=p.kimg, rate=p.rate, gamma=p.gamma, augment=p.p, ema_kimg=p.ema)
+    chosen |= {} if from_ else dict(width=width)
     return found.run(game, p.batch, max_steps or max(2, 2 * round(1000 * p.kimg / p.batch)), DISTANCE, 2, **chosen)
 
 

@@ -121,7 +121,7 @@ def begin_with(weights: str | None, game: Any) -> None:
     """Load published weights into the networks of a game, if any are typed. Later a checkpoint has them."""
     from nets.published.files import read_published
 
-    if weights is not None and begins():
+    if weights is not None and made_for("train", "dry"):
         if not callable(files := getattr(game, "published", None)):
             raise UserError(f"{type(game).__name__} has no published weights to begin with; leave --from out")
         say(f"weights: {', '.join(read_published(weights, files()))} of {weights}")
@@ -157,7 +157,7 @@ def instead_of_data(error: UserError, **planned: Any) -> tuple[dict[str, Any], d
     and in a run that is only looked at what its folder says. Then reading a sample is the error. Else it is raised.
     """
     shape = _making().shape
-    if is_planned():
+    if made_for("plan"):
         return planned, planned
     if not shape:
         raise error
@@ -175,34 +175,30 @@ def made_up(error: UserError, **planned: Any) -> "tuple[MadeUp, Any]":
     return MadeUp(**train), None if val is None else MadeUp(**val)
 
 
-def begins() -> bool:
-    """Whether a new training is made, also for a dry run: none that goes on, or is planned or looked at."""
-    return _making().purpose in ("train", "dry")
-
-
-def is_planned() -> bool:
-    return _making().purpose == "plan"
+def made_for(*purposes: Purpose) -> bool:
+    """Whether runs are made for one of these now. A new training is "train" or "dry", one that goes on "resume"."""
+    return _making().purpose in purposes
 
 
 def decodes() -> bool:
     """Whether all pictures are decoded into the cache. A plan and a dry run look at their headers alone."""
-    return _making().purpose not in ("plan", "dry")
+    return not made_for("plan", "dry")
 
 
 def perceptual_loss(typed: str, network: Callable[[], "Module"], load: Callable[[Any], P]) -> P | None:
     """What `load` makes of the weights of VGG, or of where to find them. None if there is no such loss, or if the run
     is only looked at: only training needs it, and the file of the weights may be gone. A dry run downloads none.
     """
-    if typed == "off" or _making().purpose == "look":
+    if typed == "off" or made_for("look"):
         return None
-    if _making().purpose == "dry" and typed == "torchvision":
+    if made_for("dry") and typed == "torchvision":
         say("perceptual: the training takes VGG's weights from torchvision's cache, or else downloads them")
-    elif not is_planned():
+    elif not made_for("plan"):
         return load(typed)
     return load(network().state_dict())
 
 
 def say(text: str) -> None:
     """Say what a run is made of, on the first rank of a training. Who looks at the run later has read it."""
-    if this_rank() == 0 and _making().purpose not in ("plan", "look"):
+    if this_rank() == 0 and not made_for("plan", "look"):
         print(printable(text), file=sys.stderr, flush=True)

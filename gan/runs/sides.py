@@ -8,7 +8,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from gan.files.errors import UserError
 from gan.runs.pictures import COLOURS, FITTED, PLANNED, Found, PictureOptions, decoded, say_left_out
-from gan.runs.run import Run, begin_with, begins, decodes, instead_of_data, length, say
+from gan.runs.run import Run, begin_with, decodes, instead_of_data, length, made_for, say
 from nets.blocks import start_
 from nets.discriminator import PatchGan, PatchVectors, PixelGan
 from nets.resnet import ResnetGenerator, UNet
@@ -98,7 +98,9 @@ class OnSides(PictureOptions):
         if backwards:
             train, val, said = train[::-1], val[::-1], f"{said}; from B to A"
         headers = Headers(train[0]), Headers(train[1])
-        if train[0].half is not None and not side_by_side and begins():
+        if made_for("train", "dry") and side_by_side != (train[0].half is not None):
+            if side_by_side:
+                raise UserError(f"{self.data} has folders of A and of B; leave --side-by-side out")
             refuse_single(headers[0], self.data)
         size = typed or headers[0].size()[0]
         channels = self.channels or headers[0].channels, self.channels or headers[1].channels

@@ -99,7 +99,8 @@ def vqgan(
     begin_with(from_, game)
     if p.start >= max_steps:
         say(f"the discriminator would join in step {p.start:,}, after the end of this run; type a smaller --start")
-    return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **rules)
+    widths = dict(width=width, blocks=blocks, judge_width=judge_width)
+    return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **widths, **rules)
 
 
 def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:

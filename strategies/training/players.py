@@ -33,7 +33,7 @@ from strategies.checkpoint.first_weights import FirstWeights
 from strategies.checkpoint.player_state import Averages, last_averages, remember_averages, show_averages
 from strategies.checkpoint.state import State
 from strategies.checkpoint.writing import check_loadable
-from strategies.optimizers.updater import LossScale
+from strategies.optimizers.updater import LossScale, Updater
 from strategies.options.compile import compiling
 from strategies.placing.division import part_of
 from strategies.placing.remote_player import RemotePlayer, Servers
@@ -93,17 +93,21 @@ class Players:
                 policy.follow()
         _stop_what_never_learns(first.game, training)
 
+    def updaters(self) -> dict[str, Updater]:
+        """What updates them, by the names of their learning rates: lr-PLAYER, or lr-PLAYER-PHASE."""
+        return {
+            "-".join(filter(None, ("lr", name, phase))): updater
+            for name, policy in self.policies.items()
+            for phase, updater in policy.updaters.items()
+        }
+
     def optimizers(self) -> list[Optimizer]:
-        return [each.optimizer for policy in self.policies.values() for each in policy.updaters.values()]
+        return [each.optimizer for each in self.updaters().values()]
 
     def schedules(self) -> list[LRSchedulerConfig]:
         """Their schedules, as Lightning names them to callbacks."""
-        return [
-            LRSchedulerConfig(updater.schedule, name="-".join(filter(None, ("lr", name, phase))))
-            for name, policy in self.policies.items()
-            for phase, updater in policy.updaters.items()
-            if updater.schedule is not None
-        ]
+        updaters = self.updaters().items()
+        return [LRSchedulerConfig(each.schedule, name=name) for name, each in updaters if each.schedule is not None]
 
     # ---- whole weights ----
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 
 from gan import fit
 from gan.app.fitting import card, health, loggers, metrics
@@ -50,7 +51,7 @@ def run(request, tmp_path_factory):
         patch.undo()
         offline.__wrapped__(patch)
         assert fit.main(["--resume", str(made), "--max-steps", "4"]) == 0
-        together = ("--devices", 2, "--logger", then or first, "--check", "false")
+        together = ("--devices", 2, "--sample-every", 1, "--logger", then or first, "--check", "false")
         ended = commands.run("gan.fit", "--resume", made, "--max-steps", 6, *together)
         assert ended.returncode == 0, ended.stderr
         assert names(made) == before
@@ -79,8 +80,11 @@ def test_the_card_has_settings_that_a_resumed_run_has_changed(run, tmp_path):
     there, opened = RunFolder(tmp_path), open_run(str(run))
     known = card.facts(opened.folder, opened.run, 6, opened.settings)
     both = {f"settings until step {step}": f"max-steps {step}" for step in (2, 4)}
-    assert both.items() <= known.items()
-    there.trained.write_text(json.dumps(both))  # then it goes on from its checkpoint of step 3
+    alone, samples = f"1 CPU process, torch {torch.__version__}", f"{len(opened.run.data.train):,} to train on"
+    told = {**both, "settings until step 4": f"max-steps 4, {alone}"}
+    assert told.items() <= known.items() and card.run_notes(opened.folder)["samples"] == samples
+    noted = {**both, "computer": "1 CPU", "samples": "9 to train on"}
+    there.trained.write_text(json.dumps(noted))  # then it goes on from its checkpoint of step 3
     trainer = SimpleNamespace(
         is_global_zero=True, global_step=3, loggers=[], strategy=SimpleNamespace(root_device="cpu")
     )
@@ -88,6 +92,11 @@ def test_the_card_has_settings_that_a_resumed_run_has_changed(run, tmp_path):
     loggers.Track(there, opened.run, "1 CPU", None, {}, resumed).on_train_start(trainer, None)
     kept = {name: each for name, each in card.run_notes(there).items() if name.startswith(card.UNTIL)}
     assert kept == {"settings until step 2": "max-steps 2", "settings until step 3": "max-steps 4"}
+    trainer.global_step = 5  # then with other samples, as with --new-data
+    noted = card.run_notes(there) | {"samples": "9 to train on"}
+    there.trained.write_text(json.dumps(noted))
+    loggers.Track(there, opened.run, "1 CPU", None, {}, resumed).on_train_start(trainer, None)
+    assert card.run_notes(there)["settings until step 5"] == "9 to train on"
 
 
 def test_tensorboard_has_scalars_pictures_settings_and_the_card(run):

@@ -24,8 +24,10 @@ from gan.files.errors import this_rank
 from gan.games.from_noise import FromNoise
 from gan.ranks import alone
 from gan.runs import Run
+from strategies import private
 from strategies.batches import random_state
 from strategies.processes.stopping import Stopped
+from strategies.strategy import phase_strategy
 
 SHOWN = 8
 PAGE = 64  # pictures
@@ -150,6 +152,19 @@ class Score(Callback):
         """Validate and log the last step too, also when it is not one of the regular ones."""
         if trainer.global_step == trainer.max_steps - 1:
             trainer.should_stop = True
+
+
+class Rates(Callback):
+    """Logs the learning rates of all players by their names. Lightning's own callback has names for schedules only."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if private.logs_are_due(trainer):
+            updaters, found = phase_strategy(trainer).players.updaters(), dict[str, float]()
+            for name, groups in ((name, updater.optimizer.param_groups) for name, updater in updaters.items()):
+                for number, group in enumerate(groups, 1):
+                    found[f"{name}/{group.get('name', f'pg{number}')}" if len(groups) > 1 else name] = group["lr"]
+            for logger in trainer.loggers:
+                logger.log_metrics(found, trainer.global_step)
 
 
 def write_settings(texts: Mapping[Path, str], trainer: Trainer, game: LightningModule) -> None:

@@ -23,6 +23,7 @@ from gan.app.fitting.card import UNTIL, card, old_settings, run_notes
 from gan.app.fitting.metrics import Record, warn, write_json
 from gan.app.run.folder import RunFolder
 from gan.app.run.parser import items
+from gan.app.run.reopen import has_numbers
 from gan.app.run.resumed import Resumed
 from gan.files.errors import UserError, markdown, reason
 from gan.runs import Run
@@ -181,10 +182,16 @@ class Track(Callback):
         name = name_of(trainer.strategy.root_device)
         words = self.computer if name == "cpu" else f"{self.computer} ({name})"
         known, step = run_notes(self.folder), trainer.global_step
+        now = {"computer": f"{words}, torch {torch.__version__}"}
+        if has_numbers(self.run.data):
+            now["samples"] = f"{len(self.run.data.train):,} to train on"
         later = [known.pop(f"{UNTIL}{at}") for at in old_settings(self.folder) if at > step]
-        if step and self.resumed is not None and (later or self.resumed.changed):  # from before a change: as it was
-            known[f"{UNTIL}{step}"] = later[0] if later else self.resumed.as_it_was(known.get("settings", ""))
-        known |= {"computer": f"{words}, torch {torch.__version__}", "settings": self.run.words}
+        if step and self.resumed is not None:
+            was = [self.resumed.as_it_was(known.get("settings", ""))] if self.resumed.changed else []
+            was += [known[name] for name, words in now.items() if known.get(name, words) != words]
+            if later or was:  # from before a change: as it was
+                known[f"{UNTIL}{step}"] = later[0] if later else ", ".join(was)
+        known |= {**now, "settings": self.run.words}
         for logger in beside(trainer):
             with logger.trying():
                 logger.log_hyperparams(dict(self.settings))

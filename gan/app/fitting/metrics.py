@@ -200,7 +200,7 @@ def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
             group, _, label = name.rpartition("/")
             if label in ("precision", "recall"):
                 group = "precision and recall"
-            elif name.startswith("lr-"):  # as Lightning calls them
+            elif name.startswith("lr-"):
                 group, label = "learning rates", name.removeprefix("lr-")
             elif label.endswith("_grad_norm"):
                 names = dict.fromkeys([group, label.removesuffix("_grad_norm")])  # often the same

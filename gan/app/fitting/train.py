@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 from lightning import Trainer
-from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
+from lightning.pytorch.callbacks import LambdaCallback
 
 from datasets import GanData
 from datasets.files.pictures import facts_of
 from gan.app.fitting import loggers, start
-from gan.app.fitting.callbacks import Pictures, Score, dry_reals, write_lost_settings, write_settings
+from gan.app.fitting.callbacks import Pictures, Rates, Score, dry_reals, write_lost_settings, write_settings
 from gan.app.fitting.card import describe
 from gan.app.fitting.health import Health
 from gan.app.fitting.keep import Keep
@@ -43,6 +43,7 @@ from strategies.processes.stopping import WARNING, Stopped, handle
 
 ON = "python -m gan.fit"
 SAMPLES = 200_000  # from a grid or checkpoint to the next, at most: as published for StyleGAN2-ADA
+SHORT = 25  # steps from a grid to the next, at least, but for runs of fewer than a hundred
 
 
 def strategy_of(
@@ -195,7 +196,7 @@ def train(
         Health(run.max_steps),
         keep,
         *scores,
-        *([LearningRateMonitor("step")] if any(each.schedule for each in run.game.players.values()) else []),
+        *([Rates()] if any(each.schedule for each in run.game.players.values()) else []),
         loggers.Track(where, run, computer.words, log, yaml.safe_load(texts[where.settings]), beginning.trained),
         LambdaCallback(
             on_train_start=partial(write_settings, texts), on_save_checkpoint=partial(write_lost_settings, texts)
@@ -264,9 +265,13 @@ def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Co
 
 
 def often(settings: Namespace, run: Run) -> int:
-    """The steps from grid to grid: as typed, else a tenth of all, and of SAMPLES at most if it is known how many."""
+    """The steps from grid to grid: as typed, else a tenth of all, and of SAMPLES at most if it is known how many.
+
+    A first look of few steps would take more time for grids than for steps: a quarter of these steps, or SHORT.
+    """
     most = SAMPLES * run.turns // run.batch_size if run.batch_size else run.max_steps
-    return settings.sample_every or max(1, min(-(-run.max_steps // 10), most))
+    tenth, quarter = (-(-run.max_steps // parts) for parts in (10, 4))
+    return settings.sample_every or max(1, min(max(tenth, min(quarter, SHORT)), most))
 
 
 def begin(

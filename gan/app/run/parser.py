@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from shutil import get_terminal_size
 from typing import Any, Literal, NoReturn, get_args, get_origin
+from unittest import mock
 
 import jsonargparse
 from jsonargparse import SUPPRESS, DefaultHelpFormatter
@@ -199,7 +200,9 @@ class Parser(jsonargparse.ArgumentParser):
         elif "--run" in known and not first and "--run" not in self._typed:
             run = next((each for each in self._typed if each in RUNS or ".py:" in each), "")
             message += f"; the run comes first: {self.prog} {run}, and then all options" * bool(run)
-        return super().error(printable(message), *more)
+        run = [then for one, then in pairwise(self._typed) if one == "--run" and not first][:1]
+        with mock.patch.object(self, "prog", printable(" ".join([self.prog, *run]))):  # a tip says prog --help
+            return super().error(printable(message), *more)
 
 
 def _values(kind: Any) -> list[str]:

@@ -275,8 +275,13 @@ def _name(action: str, how: How, **lists: Numbers | None) -> str:
     """The name of a sheet's file, which says what was typed: a sheet of other seeds has another name."""
     psi = how.get("truncation", 1.0)
     of = {**lists, "truncation": None if psi == 1 else str(psi), "cutoff": how.get("cutoff"), "class": how.get("label")}
-    said = {option: name_for(",".join(words(given)))[:60] for option, given in of.items() if given is not None}
+    said = {option: name_for(",".join(words(_typed(given))))[:60] for option, given in of.items() if given is not None}
     return "-".join([*action.split(), *chain(*said.items())])
+
+
+def _typed(given: Numbers) -> Numbers:
+    """What a person types for a range of Python: 0-15 for range(16)."""
+    return f"{given[0]}-{given[-1]}" if isinstance(given, range) and given.step == 1 and len(given) > 1 else given
 
 
 def _strengths(text: str) -> range:

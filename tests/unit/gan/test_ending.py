@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,19 @@ def test_threads_and_exit_functions_are_not_left_out(closing, more):
     said = said.split()
     assert (status, error) == (3, "") and sorted(said[: -1 - len(more)]) == ["main", "pool", "thread"]
     assert said[-1 - len(more) :] == ["atexit", *more]
+
+
+IN_BACKGROUND = """
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+run(lambda: print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGHUP)) or 0)
+"""
+
+
+@not_on_windows
+def test_an_interrupt_is_heard_also_where_a_script_has_started_the_command_with_an_ampersand():
+    """A shell lets such a command ignore it. What nohup lets it ignore stays so."""
+    assert run(IN_BACKGROUND) == (0, f"True {signal.SIG_IGN}\n", "")
 
 
 DEAF = """
@@ -154,10 +168,13 @@ def beginning(tmp_path, capsys):
         (156_000, 256, 2, "", 1562, 1562),  # each network sees half of the samples
         (1_562_500, 16, 1, " --sample-every 9 --save-every 30000", 9, 30_000),
         (9, 10**6, 1, "", 1, 1),
+        (10, 4, 1, "", 3, 3),
+        (60, 4, 1, "", 15, 15),
+        (180, 4, 1, "", 25, 25),
         (1_562_500, None, 1, "", 156_250, 156_250),
     ],
 )
-def test_a_long_run_has_grids_and_checkpoints_every_200_kimg_and_says_so(
+def test_a_long_run_has_grids_and_checkpoints_every_200_kimg_a_short_one_few_and_says_so(
     steps, batch, turns, typed, grids, saves, tmp_path, beginning
 ):
     settings = options.parse(f"r3gan-faces{typed}".split())[0]

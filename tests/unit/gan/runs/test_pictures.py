@@ -120,6 +120,7 @@ def test_class_folders_of_any_shape_are_trained_on(name, settings, tmp_path):
     run = build(name, data=two_classes(tmp_path), size="16x12", **settings, **TINY)
     batch, game = next(iter(run.data.train_dataloader())), run.game
     assert name != "r3gan" or game.augment is not None
+    assert f"width {settings['width']}" in run.words
     assert game.generator.classes == 2 and batch["image"].shape == (4, 3, 12, 16)
     assert all(loss.isfinite() for phase in game.configure_phases() for loss in phase.loss(batch).values())
     shown = game.eval().show(batch)

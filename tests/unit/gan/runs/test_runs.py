@@ -71,7 +71,8 @@ def small(name: str, **settings) -> Run:
 
 def test_a_discriminator_that_would_join_after_the_end_is_said(capsys):
     for start, said in ((1, 1), (0, 0)):
-        small("vqgan", start=start)
+        run = small("vqgan", start=start)
+        assert "codes 8, width 32, blocks 1, judge-width 4" in run.words
         assert capsys.readouterr().err.count("would join in step 1, after the end of this run; type a smaller") == said
 
 

@@ -89,6 +89,14 @@ def test_pictures_that_do_not_look_like_pairs_are_halved_only_if_that_is_typed(t
     assert len(found(tmp_path, held_out=0.0).train) == 2
 
 
+def test_side_by_side_is_refused_where_there_are_two_folders(tmp_path):
+    fill(tmp_path, "A", "B")
+    with pytest.raises(UserError, match=f"^{tmp_path} has folders of A and of B; leave --side-by-side out$"):
+        found(tmp_path, side_by_side=True)
+    with made_to("resume"):
+        assert len(found(tmp_path, held_out=0.0, side_by_side=True).train) == 8
+
+
 def test_halves_are_those_of_the_picture_as_the_camera_was_held(tmp_path):
     whole, turned = Image.new("RGB", (24, 8), (GRAY,) * 3), Image.Exif()
     whole.paste((100,) * 3, (12, 0, 24, 8))

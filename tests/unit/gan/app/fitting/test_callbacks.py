@@ -1,15 +1,18 @@
 """The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
 
 import re
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning import LightningDataModule
 from PIL import Image
+from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from gan.app.fitting.callbacks import Pictures, Score, write_lost_settings, write_settings
+from gan.app.fitting.callbacks import Pictures, Rates, Score, write_lost_settings, write_settings
 from gan.app.fitting.metrics import Record
 from gan.app.run.folder import RunFolder
 from strategies import PhaseStrategy
@@ -104,6 +107,27 @@ def test_pictures_are_drawn_and_disturb_nothing_or_are_left_out_and_that_is_said
             assert len(image.getcolors(1 << 24)) > 20
     wanted = ["reals.png", "step-000000.png", "step-000003.png", "step-000004.png"]
     assert spoil == "samples" or sorted(path.name for path in folder.samples.iterdir()) == wanted
+
+
+class TwoGroups(Plain):
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        first, last = (list(layer.parameters()) for layer in (self.discriminator[0], self.discriminator[-1]))
+        groups = partial(Adam, [{"params": first}, {"params": last, "lr": 1e-3, "name": "last"}], lr=2e-2)
+        yield from (generator, replace(discriminator, optimizer=lambda _: groups()))
+
+
+@pytest.mark.parametrize(
+    ("game", "rates"),
+    [(Plain, {"lr-discriminator": 0.02}), (TwoGroups, {"lr-discriminator/pg1": 0.02, "lr-discriminator/last": 0.001})],
+)
+def test_learning_rates_have_the_names_of_players_with_and_without_a_schedule(game, rates, tmp_path):
+    log = Record(RunFolder(tmp_path))
+    trainer(PhaseStrategy("single", check=False), 1, 2, callbacks=[Rates()], logger=log, log_every_n_steps=1).fit(
+        game(), parts(2)
+    )
+    found = [{name: value for name, value in row.items() if name.startswith("lr-")} for row in log.rows.values()]
+    assert found == [{"lr-generator": 0.01, **rates}, {"lr-generator": pytest.approx(0.009), **rates}]
 
 
 def test_a_folder_that_is_removed_while_its_run_trains_gets_its_settings_again(tmp_path, capsys):

@@ -46,6 +46,14 @@ def test_hyphens_and_underscores_are_the_same_and_the_run_may_be_the_first_word(
     assert evaluate.parse(["--ignore-labels", ""]).ignore_labels == ()  # as it is by default
 
 
+@pytest.mark.parametrize("typed", [["cyclegan", "--side-by-side", "true"], ["--run", "cyclegan", "--pixels", "2"]])
+def test_an_unknown_option_is_answered_with_the_help_of_its_run(typed, capsys):
+    with pytest.raises(SystemExit):
+        options.parse(typed)
+    tip, error = capsys.readouterr().err.splitlines()[-2:]
+    assert tip.endswith("run: python -m gan.fit cyclegan --help") and error.startswith("error: unknown option --")
+
+
 def test_a_yes_or_no_may_stand_alone():
     typed = ["sean-faces", "--check", "--save-in-background", "false", "--fake-once", "--max-steps", "3", "--check"]
     settings, _ = options.parse(typed)

@@ -280,6 +280,7 @@ def test_the_lines_of_the_guide_for_python_run(files):
     exec(program, names := {})
     assert names["first"].size == (16, 16) and len(names["others"]) == 2
     assert len(repr(names["opened"].sample([3]))) < 100  # what a prompt of Python shows
+    assert names["opened"].sample(range(1, 4)).name == names["opened"].sample("1-3").name == "seeds-1-3"
     assert all(Path(name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4", "eased.gif"))
     assert Image.open("edit.png").size == (16, 16)
     assert names["w"].shape == (2, 6, 6)
