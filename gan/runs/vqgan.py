@@ -92,19 +92,21 @@ def vqgan(
     p = preset(presets, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
     lpips = perceptual_loss(perceptual, vgg16, load_lpips)
     found = OnPictures(**settings).find()
-    autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
-    judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
+    shape = dict(width=width, blocks=blocks, judge_width=judge_width)
+    networks = _networks(p, found.channels, codebook, actnorm, **shape)
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
-    game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
+    game = VqGan(*networks, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
     if p.start >= max_steps:
         say(f"the discriminator would join in step {p.start:,}, after the end of this run; type a smaller --start")
-    widths = dict(width=width, blocks=blocks, judge_width=judge_width)
-    return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **widths, **rules)
+    return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **shape, **rules)
 
 
-def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:
+def _networks(
+    p: Preset, channels: int, codebook: Learning, actnorm: bool, *, width: int, blocks: int, judge_width: int
+) -> tuple[VqAutoencoder, PatchGan]:
     if width % 32:
         typed = 32 + width // 32 * 32
         raise UserError(f"--width {width} is no multiple of 32, the norms' groups; type --width {typed}")
-    return VqAutoencoder(channels, width, p.mult, blocks, p.attention, p.code, p.code, p.codes, learning=codebook)
+    made = VqAutoencoder(channels, width, p.mult, blocks, p.attention, p.code, p.code, p.codes, learning=codebook)
+    return made, PatchGan(channels, judge_width, norm="act" if actnorm else "batch")

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -45,7 +46,7 @@ from strategies.check.left_behind import LeftBehind
 from strategies.check.samples import deal, first_samples, has_room, on_cpu, one_each, samples_together
 from strategies.check.snapshot import MovesOn, Snapshot
 from strategies.check.trial import FAILS, RanksDiffer, Trial, coarse_from_the_start
-from strategies.check.verdict import IN_MICRO_BATCHES, Verdict, warn_of_kept, warn_of_unlike
+from strategies.check.verdict import BY_RECOMPUTE, IN_MICRO_BATCHES, Verdict, warn_of_kept, warn_of_unlike
 from strategies.processes.lost_ranks import of_a_collective
 from strategies.turn import Training
 
@@ -87,7 +88,7 @@ def check_step(training: Training, batch: Any, play: Play, first: bool = True) -
     try:
         together, lines = runner.differences(own, samples, more, first)
     except TooFew as error:
-        rank_zero_warn(f"no comparison with one device: {error}")
+        rank_zero_warn(f"no comparison with one device: {error}. {runner.why(own)}")
         return
     except MovesOn as error:
         _not_checked(error)
@@ -223,11 +224,20 @@ class TrialRunner:
                 if isinstance(error, MovesOn) or not met:
                     raise
                 self.failed = trial.phase
-                raise TooFew(
-                    f"{tried}, and a loss fails, perhaps because it needs or remembers a larger batch: {error}"
-                ) from error
+                raise TooFew(f"{tried}, and a loss fails: {error}") from error
             trial.meet("has ended the step")
         return trial
+
+    def why(self, own: Any) -> str:
+        """What may have let a loss fail on this rank's samples."""
+        recomputing = {name: each.recompute for name, each in self.training.policies.items() if each.recompute}
+        with ExitStack() as stack, suppress(TooFew, MovesOn):
+            for each in recomputing.values():
+                stack.enter_context(mock.patch.object(each, "on", False))
+            if recomputing:
+                self.run(own)
+                return f"Without option recompute of player {' and '.join(recomputing)} none fails. {BY_RECOMPUTE}"
+        return "Perhaps it needs or remembers a larger batch"
 
     def differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:
         """What differs in full precision; a phase whose loss fails there, as where an author casts, in the run's."""

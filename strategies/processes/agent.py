@@ -4,7 +4,7 @@ The agent is a process that only waits: it starts one process a device, notices 
 and finds the agents of the other hosts at a rendezvous. What torch's agent does not do is done here:
 
 - It names the rank that failed first, with its process and how it ended, and counts the restarts.
-- A mistake that a restart cannot cure is not tried again. Nor is a failure that comes back at the same step.
+- A mistake that a restart cannot cure is not tried again. Nor is an error that comes back at the same step.
 - A signal to end is handed on, and the ranks have all the time that they need to save. torch's agent would kill them
   after 30 seconds.
 - A host that the network has cut off asks again and again until it is back at the rendezvous.
@@ -190,20 +190,22 @@ class History:
         self.ended = False  # somebody has asked the run to end
         self.killed = False  # and the ranks did not, so that the agent has killed them
         self.untrue = False  # a trial has shown that the weights are not those of one device
-        self._step, self._times = NEVER, 0
+        self._step, self._times, self._why = NEVER, 0, ""
 
     def again(self, failure: Failure, step: int) -> bool:
         """Whether to start the ranks again after a failure at this step (NEVER: before their first step)."""
         self.untrue = failure.error == "RanksDiffer"
+        alike = failure.kind == ERROR and (step, failure.why) == (self._step, self._why)
         self._times = self._times + 1 if step == self._step else 1
-        self._step = step
+        self._step, self._why = step, failure.why
         where = f"step {step}" if step != NEVER else "before the first step"
         self.last = str(failure) if failure.kind == REFUSED else f"{failure} ({where})"
         mistake = step <= 0 and failure.kind == ERROR  # in the program, and nothing is lost
         if self.ended or failure.kind == REFUSED or mistake:
             return False
-        if self._times == SAME_STEP:
-            self.last += "\nThis was the third failure there, so the ranks are not started again."
+        if alike or self._times == SAME_STEP:
+            what = "the second time that this error came" if alike else "the third failure"
+            self.last += f"\nThis was {what} there, so the ranks are not started again."
             return False
         if self.left == 0:
             if self.allowed:

@@ -159,7 +159,8 @@ def kill_one(process, size, chance, setup):
 
 @pytest.mark.promise(
     "a rank of `gan.fit` is killed or crashes",
-    "all start again by themselves, from the last checkpoint; the third failure at one step is the last",
+    "all start again by themselves, from the last checkpoint; the third failure at one step is the last; "
+    "so is an error that comes there twice",
 )
 def test_two_hundred_kills_with_restarts_lose_nothing(tmp_path, say, chance):
     differences = []

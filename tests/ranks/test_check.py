@@ -948,6 +948,40 @@ class NanInTheFirst(One):
         return super().play(batch) + (self.net[0].weight[0, 0] * 0).sqrt()
 
 
+SEEN: list = []
+
+
+class SeesTwice(Plain):
+    """A hook in a block fills a list of the program, in which +recompute leaves more than the loss has asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator[1].register_forward_hook(lambda *given: SEEN.append(given[-1]))
+
+    def judge(self, batch):
+        losses = super().judge(batch)
+        SEEN.clear()
+        return losses
+
+    def fool(self, batch):
+        loss = super().fool(batch)
+        (_,) = SEEN
+        SEEN.clear()
+        return loss
+
+
+def said_by(game, policy):
+    with warned() as said, suppress(ValueError):
+        train(game, policy=policy, world=2, check=True)
+    return " ".join(said)
+
+
+def test_recompute_is_named_where_a_loss_fails_with_it_alone(ranks):
+    said = ranks(2).run(said_by, SeesTwice, "ddp+recompute")[0]
+    assert "loss fails: too many values to unpack (expected 1)" in said and "a larger batch" not in said
+    assert "Without option recompute of player generator and discriminator none fails. With option rec" in said
+
+
 class FailsOnFew(One):
     """A trial's backward fails when it has reduced gradients of some blocks."""
 

@@ -272,15 +272,23 @@ failure = partial(Failure, 1, 4711, "host", "ended with ValueError: no")
         ([(LOST, NEVER), (LOST, 0), (FOLLOWS, 0)], [True] * 3),
         ([(REFUSED, 9)], [False]),
         ([(FOLLOWS, 9)], [True]),
-        ([(ERROR, step) for step in (4, 4, 5, 4, 4, 4)], [True] * 5 + [False]),  # the third in a row at one step
+        ([(LOST, step) for step in (4, 4, 5, 4, 4, 4)], [True] * 5 + [False]),  # the third in a row at one step
+        ([(ERROR, step) for step in (4, 5, 4, 4)], [True] * 3 + [False]),  # the same error twice in a row there
         ([(ERROR, step) for step in range(1, 12)], [True] * 10 + [False]),  # ten restarts are allowed
     ],
 )
 def test_a_mistake_is_not_tried_again_but_a_kill_is_unless_it_comes_again_and_again(failures, again):
     history = History(10)
     assert [history.again(failure(kind), step) for kind, step in failures] == again and SAME_STEP == 3
+    assert "This was the second time that this error came there" in history.last or failures[-1] != (ERROR, 4)
     history.ended = True
     assert not history.again(failure(LOST), 9)
+
+
+def test_another_error_at_the_same_step_is_tried_again():
+    history, other = History(10), replace(failure(ERROR), why="ended with OSError: a full disk")
+    found = [history.again(each, 4) for each in (failure(ERROR), other, failure(ERROR))]
+    assert found == [True, True, False] and "third failure there" in history.last
 
 
 @pytest.mark.parametrize(("error", "untrue"), [("RanksDiffer", True), ("UserError", False)])
