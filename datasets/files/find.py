@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,13 @@ def absent_data(data: str, forms: str = "", option: str = "--data") -> UserError
 
 
 def check_there(data: str, option: str = "--data", named: bool = True) -> None:
-    """Refuse what is not there, without looking into it. A set that is `named` may be downloaded."""
-    if not Path(data).expanduser().exists() and not (named and _name(data) in NAMED):
-        raise absent_data(data, f", or {FORMS}" if named else "", option)
+    """Refuse what is not there, or an empty folder, without reading a file. A set that is `named` may be downloaded."""
+    path, forms = Path(data).expanduser(), f", or {FORMS}" if named else ""
+    if not path.exists() and not (named and _name(data) in NAMED):
+        raise absent_data(data, forms, option)
+    with suppress(OSError):  # who reads the folder says why that cannot be
+        if path.is_dir() and next(all_files(path), None) is None:
+            raise UserError(f"the folder {data} is empty; type {option} and one in which data lie{forms}")
 
 
 def find_source(data: str, classes: bool | None = None, option: str = "--data") -> Source:

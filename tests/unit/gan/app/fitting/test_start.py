@@ -72,6 +72,11 @@ def test_what_cannot_be_trained_is_refused_and_nothing_else(typed, devices, word
 
 def test_gpus_need_no_cpus_and_an_own_run_may_mean_something_else_by_its_batch(check, here):
     check("wgan-gp-faces", "--batch-size", "64", devices=64, on_cpu=False)
+    (here / "inside").mkdir()
+    for run in (["sean-folder", "--labels", "3"], ["stylegan2"]):
+        with pytest.raises(UserError, match=f"^the folder {here} is empty; type --data and one in which data lie"):
+            check(*run, "--data", str(here))
+    (here / "inside" / "notes.txt").touch()  # what it is can be said by the run alone
     check("sean-folder", "--data", str(here), "--labels", "3")
     text = "from gan.runs import Run\ndef own(batch_size: int = 3, data: str = 'x') -> Run:\n    '''A run.'''\n"
     (here / "own.py").write_text(text)
