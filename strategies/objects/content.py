@@ -5,7 +5,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from types import CellType, MemberDescriptorType
 from typing import Any, NamedTuple
 
@@ -39,21 +39,16 @@ class Scope:
     """Names with values: attributes of an object, a class or a module, or those globals that functions name."""
 
     def __init__(
-        self,
-        owner: Any,
-        counts: Callable[[str], bool] = bool,
-        values: dict[str, Any] | None = None,
-        left_out: frozenset[str] = frozenset(),
+        self, owner: Any, chosen: Callable[[dict[str, Any]], Any] = dict, values: dict[str, Any] | None = None
     ) -> None:
-        """`counts` says whether a name is one of them. `values` are the owner's attributes, if nothing else is said."""
-        self.owner, self.counts, self.left_out = owner, counts, left_out
+        """`chosen` takes those that count out of the `values`: the owner's attributes, if nothing else is said."""
+        self.owner, self.chosen = owner, chosen
         self.values = getattr(owner, "__dict__", {}) if values is None else values
         self.slots = () if isinstance(owner, type | dict) else _slots(type(owner))
 
     def read(self) -> dict[str, Any]:
         slots = {name: getattr(self.owner, name) for name in self.slots if hasattr(self.owner, name)}
-        named = [(name, value) for name, value in list(self.values.items()) if name not in self.left_out]
-        return slots | {name: value for name, value in named if self.counts(name)}
+        return slots | self.chosen(dict(self.values))
 
     def fill(self, content: Mapping[str, Any]) -> None:
         """Give the names these values, and no value to others."""
@@ -66,6 +61,10 @@ class Scope:
                     self.values[name] = value
                 else:
                     setattr(self.owner, name, value)
+
+
+def without(names: frozenset[str], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 @cache
@@ -129,7 +128,7 @@ class Attributed:
 
     def add(self, owners: Iterable[Any], largest: float = math.inf) -> None:
         """Of lists with more items than the `largest` nothing is noted, as of a log that the game keeps."""
-        for scope in (Scope(each, left_out=INTERNAL) for each in owners):
+        for scope in (Scope(each, partial(without, INTERNAL)) for each in owners):
             values, kind = scope.read(), type(scope.owner).__name__
             found = [] if isinstance(scope.owner, nn.Module) else [(f"a {kind}", scope.owner)]
             found += [(f"the attribute '{n}' of a {kind}", v) for n, v in values.items() if not isinstance(v, PLAIN)]

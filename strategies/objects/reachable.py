@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from gan.module import GanModule
-from strategies.objects.content import LIGHTNINGS, Scope, in_cell
+from strategies.objects.content import LIGHTNINGS, Scope, in_cell, without
 
 OURS = {"gan", "nets", "strategies", "datasets"}
 INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -86,7 +86,7 @@ class Reachable:
                 names = self.globals.setdefault(id(scope), set())
                 names |= _names(value.__code__)
                 self.named |= names
-                yield from self._in_scope(scope["__name__"], Scope(scope, names.__contains__, scope))
+                yield from self._in_scope(scope["__name__"], Scope(scope, partial(_among, names), scope))
         elif isinstance(value, BOUND):
             parts = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
             yield from (("", getattr(value, part)) for part in parts if hasattr(value, part))
@@ -94,18 +94,16 @@ class Reachable:
             yield "", in_cell(value)
         elif isinstance(value, (type, ModuleType)):
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
-                own = vars(value)  # also methods such as __call__
-                scope = Scope(value, lambda name: not name.startswith("__") or isinstance(own.get(name), FunctionType))
                 if isinstance(value, ModuleType):
-                    self.of_modules |= {id(each): key for key, each in own.items()}
-                yield from self._in_scope(name or value.__name__, scope)
+                    self.of_modules |= {id(each): key for key, each in vars(value).items()}
+                yield from self._in_scope(name or value.__name__, Scope(value, _set_by_author))
                 yield from (("", base) for base in getattr(value, "__bases__", ()))
         elif not isinstance(value, APART) and not f"{type(value).__module__}.".startswith(MACHINERY):
             many = isinstance(value, MANY)
             items = dict.items(value) if isinstance(value, dict) else enumerate(value) if many else ()
             yield from ((str(key), item) for key, item in items)
-            left_out = LIGHTNINGS if isinstance(value, GanModule) else frozenset()
-            yield from self._in_scope(name, Scope(value, left_out=left_out))
+            chosen = partial(without, LIGHTNINGS) if isinstance(value, GanModule) else dict
+            yield from self._in_scope(name, Scope(value, chosen))
             yield "", type(value)
 
     def _in_scope(self, name: str, scope: Scope) -> Iterator[tuple[str, Any]]:
@@ -116,6 +114,15 @@ class Reachable:
 
     def _own(self, module: str) -> bool:
         return module.partition(".")[0] in self.authors or _is_own(module)
+
+
+def _among(names: set[str], values: dict[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in values.items() if key in names}
+
+
+def _set_by_author(values: dict[str, Any]) -> dict[str, Any]:
+    """What an author has put into a class or module, methods such as __call__ among it."""
+    return {key: each for key, each in values.items() if not key.startswith("__") or isinstance(each, FunctionType)}
 
 
 @cache
