@@ -223,18 +223,17 @@ class Published(Painting):
         return Run(game, pairs, steps, {"val/transfer_error": "error of held-out pictures made anew"})
 
     def _game(self, labels: int, edges: bool, upsamplings: int, steps: int) -> "Spade":
-        from torchvision.models import vgg19
-
         from gan.games.sean import Sean
         from gan.games.spade import Spade
-        from nets.vgg import load_vgg19
+        from nets.vgg import load_vgg19, vgg
 
-        vgg = perceptual_loss(self.perceptual, vgg19, partial(load_vgg19, normalise=self.perceptual_normalise))
+        load = partial(load_vgg19, normalise=self.perceptual_normalise)
+        perceptual = perceptual_loss(self.perceptual, vgg.vgg19, load)
         torch.manual_seed(self.seed)
         shape = labels, self.style, self.width, self.hidden, upsamplings
         generator = SeanGenerator(*shape, edges=edges, recompute=self.recompute)
         networks = generator, MultiScaleDiscriminator(labels + edges + 3)
         rules = self.rules(labels, steps) | {"perceptual": self.perceptual_weight}
         if self.style is None:
-            return Spade(*networks, vgg, **rules)
-        return Sean(StyleEncoder(self.style), *networks, vgg, **rules)
+            return Spade(*networks, perceptual, **rules)
+        return Sean(StyleEncoder(self.style), *networks, perceptual, **rules)

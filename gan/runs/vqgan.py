@@ -83,30 +83,26 @@ def vqgan(
         perceptual_weight: Weight of LPIPS; published: 1.
         from_: A published last.ckpt, or a run, to begin with its weights.
     """
-    from torchvision.models import vgg16
-
     from gan.games.vqgan import VqGan
-    from nets.vgg import load_lpips
+    from nets.vgg import load_lpips, vgg
 
     presets = {name: replace(each, batch=each.batch * ranks()) for name, each in PRESETS.items()}
     p = preset(presets, config_, codes=codes, start=start, adversarial=adversarial, batch=batch_size)
-    lpips = perceptual_loss(perceptual, vgg16, load_lpips)
+    lpips = perceptual_loss(perceptual, vgg.vgg16, load_lpips)
     found = OnPictures(**settings).find()
-    shape = dict(width=width, blocks=blocks, judge_width=judge_width)
-    networks = _networks(p, found.channels, codebook, actnorm, **shape)
+    autoencoder = _autoencoder(p, found.channels, width, blocks, codebook)
+    judge = PatchGan(found.channels, judge_width, norm="act" if actnorm else "batch")
     rules: dict[str, Any] = dict(start=p.start, adversarial=p.adversarial, rate=rate or 4.5e-6 * p.batch)
-    game = VqGan(*networks, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
+    game = VqGan(autoencoder, judge, lpips, loss=judge_loss, perceptual_weight=perceptual_weight, **rules)
     begin_with(from_, game)
     if p.start >= max_steps:
         say(f"the discriminator would join in step {p.start:,}, after the end of this run; type a smaller --start")
-    return found.run(game, p.batch, max_steps, SCORES, config_=config_, codes=p.codes, **shape, **rules)
+    found.chosen = dict(codes=p.codes, width=width, blocks=blocks, judge_width=judge_width)
+    return found.run(game, p.batch, max_steps, SCORES, config_=config_, **rules)
 
 
-def _networks(
-    p: Preset, channels: int, codebook: Learning, actnorm: bool, *, width: int, blocks: int, judge_width: int
-) -> tuple[VqAutoencoder, PatchGan]:
+def _autoencoder(p: Preset, channels: int, width: int, blocks: int, codebook: Learning) -> VqAutoencoder:
     if width % 32:
         typed = 32 + width // 32 * 32
         raise UserError(f"--width {width} is no multiple of 32, the norms' groups; type --width {typed}")
-    made = VqAutoencoder(channels, width, p.mult, blocks, p.attention, p.code, p.code, p.codes, learning=codebook)
-    return made, PatchGan(channels, judge_width, norm="act" if actnorm else "batch")
+    return VqAutoencoder(channels, width, p.mult, blocks, p.attention, p.code, p.code, p.codes, learning=codebook)

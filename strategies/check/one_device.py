@@ -230,13 +230,11 @@ class TrialRunner:
 
     def why(self, own: Any) -> str:
         """What may have let a loss fail on this rank's samples."""
-        recomputing = {name: each.recompute for name, each in self.training.policies.items() if each.recompute}
+        found = {name: each.recompute for name, each in self.training.policies.items() if each.recompute}
         with ExitStack() as stack, suppress(TooFew, MovesOn):
-            for each in recomputing.values():
-                stack.enter_context(mock.patch.object(each, "on", False))
-            if recomputing:
-                self.run(own)
-                return f"Without option recompute of player {' and '.join(recomputing)} none fails. {BY_RECOMPUTE}"
+            without = [stack.enter_context(mock.patch.object(each, "on", False)) for each in found.values()]
+            if without and self.run(own):
+                return f"Without option recompute of player {' and '.join(found)} none fails. {BY_RECOMPUTE}"
         return "Perhaps it needs or remembers a larger batch"
 
     def differences(self, own: Any, samples: Any, batch: Any, first: bool) -> Found:

@@ -43,7 +43,7 @@ from strategies.processes.stopping import WARNING, Stopped, handle
 
 ON = "python -m gan.fit"
 SAMPLES = 200_000  # from a grid or checkpoint to the next, at most: as published for StyleGAN2-ADA
-SHORT = 25  # steps from a grid to the next, at least, but for runs of fewer than a hundred
+FEW = 25  # steps from a grid to the next, at least, but for runs of fewer than a hundred
 
 
 def strategy_of(
@@ -265,13 +265,10 @@ def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Co
 
 
 def often(settings: Namespace, run: Run) -> int:
-    """The steps from grid to grid: as typed, else a tenth of all, and of SAMPLES at most if it is known how many.
-
-    A first look of few steps would take more time for grids than for steps: a quarter of these steps, or SHORT.
-    """
+    """The steps from grid to grid: as typed, else a tenth of all, of few a quarter; of SAMPLES at most, if known."""
     most = SAMPLES * run.turns // run.batch_size if run.batch_size else run.max_steps
     tenth, quarter = (-(-run.max_steps // parts) for parts in (10, 4))
-    return settings.sample_every or max(1, min(max(tenth, min(quarter, SHORT)), most))
+    return settings.sample_every or max(1, min(max(tenth, min(quarter, FEW)), most))
 
 
 def begin(

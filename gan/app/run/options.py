@@ -203,8 +203,9 @@ def _add_own(parser: Parser) -> None:
     add("--resume", str, "continue: auto (the run with the highest number), a run, or a checkpoint")
     what = "with --resume: go on though pictures were added, removed or renamed, in another order"
     add("--new_data", bool, what, False)
-    what = "steps between grids and validations; default: a tenth, of few steps a quarter, or 200,000 samples"
-    add("--sample_every", PositiveInt, what)
+    add(
+        "--sample_every", PositiveInt, "steps between grids and validations; default: 4 to 10 a run, or 200,000 samples"
+    )
     add("--save_every", PositiveInt, "steps between checkpoints; default: as --sample-every")
     what = "train on while a checkpoint is written; needs host memory for a copy of what each rank writes"
     add("--save_in_background", bool, what, True)
