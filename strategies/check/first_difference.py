@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -89,9 +90,12 @@ class Calls:
             return None
         inside: list[str] = []  # modules that run now
         for at, (one, other) in enumerate(zip(moments, of_one, strict=True)):
-            if one[:3] != other[:3]:  # other samples in it, or the samples are not in front
+            shapes = [*zip(one.shapes, other.shapes, strict=False)]
+            told = [mine == its for mine, its in shapes]  # else other samples in it, or the samples are not in front
+            enough = all(told) or (one.returns and any(told))
+            if one[:2] != other[:2] or len(one.shapes) != len(other.shapes) or not enough:
                 return None
-            pairs = [*zip(one.sums, other.sums, strict=True)]
+            pairs = [*compress(zip(one.sums, other.sums, strict=True), told)]
             each = [self._alike(*both, world, rows, one.equal) for both in pairs]
             if one.returns and all(
                 _among(*both, one.equal) for both, alike in zip(pairs, each, strict=True) if not alike

@@ -115,6 +115,18 @@ class Codebook(One):
         return out.sum(0)
 
 
+class Attends(One):
+    """Attention over the batch, by an author who has forgotten `batch_first`. Its weights are one for each pair."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleList([nn.MultiheadAttention(6, 2, dtype=torch.float64)])
+
+    def play(self, batch):
+        rows = batch["x"].unsqueeze(1)
+        return self.net[0](rows, rows, rows)[0].square().mean()
+
+
 class Scratch(One):
     """A buffer in the shape of the batch, filled anew for each, as ESRGAN's gradient penalty has it."""
 
@@ -611,6 +623,7 @@ APART = {"sync_batchnorm": False}
         row(ShortTable, "buffer 'net.table' is torch.int16, which ranks cannot send to each other; make it torch.int3"),
         row(HalfTeacher, LOSS, **MIXED),
         row(BesideATeacher, LOSS, unsaid=("phase 'learn'",), **MIXED),
+        row(Attends, "begins where 'net.0' (MultiheadAttention) returns other values for the same input"),
         row(Padded, "begins where 'net.1' (Spread) returns other values for the same input", unsaid=("draw", FORMULA)),
         row(DrawsForAll, "step 0 drew other numbers than one device", batches=pairs),
         row(
