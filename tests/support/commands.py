@@ -29,6 +29,7 @@ from lightning.fabric.utilities import registry
 from lightning.pytorch.trainer.connectors.logger_connector import result
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from datasets.drawn import faces, portrait
 from gan.app import outputs
 from gan.app.fitting.callbacks import Pictures
 from gan.app.fitting.metrics import best_effort
@@ -209,6 +210,11 @@ def remember_settings() -> None:
         return known[key].clone() if before is None else known.pop(key)
 
     settings_file.read, options._settings_in = reading, settings_in
+
+
+def draw_faces_once() -> None:
+    """From now on in this process, a face is drawn once, for whatever run: a twelfth of a tiny training."""
+    faces.draw_portrait = cache(portrait.draw_portrait)
 
 
 def fork_ranks() -> None:

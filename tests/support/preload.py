@@ -50,6 +50,7 @@ if find_spec("deepspeed") is not None:
 
 commands.make_parsers_once()
 commands.remember_settings()
+commands.draw_faces_once()
 options.parse(["r3gan-faces"])  # imports what reads a command line
 commands.remember_plugins()
 commands.log_in_place()

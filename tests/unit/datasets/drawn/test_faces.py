@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from datasets import FLIP_PAIRS, LABELS, FaceDomains, FaceLooks, Faces, FaceTransfers
+from datasets.drawn.portrait import draw_portrait
 from gan.files.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def each_time(monkeypatch):
+    """A face is drawn anew, also if this process has drawn it before."""
+    monkeypatch.setattr("datasets.drawn.faces.draw_portrait", draw_portrait)
 
 
 def digest(faces, numbers=range(6)):
