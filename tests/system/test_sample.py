@@ -92,14 +92,8 @@ def test_options_that_an_action_has_not_are_refused(words, here, capsys):
     assert words[2].strip("-") in capsys.readouterr().err
 
 
-def test_what_an_action_needs_is_said(here, tmp_path, capsys):
-    """A game without styles; and SEAN, which draws from no seeds."""
-    settings = dict(size=32, width=4, hidden=4, faces=4, held_out=4, max_steps=1)
-    painted = opening.train(tmp_path, "spade-faces", **settings)
-    for action in ("draw", "transfer"):
-        assert sample.main([str(painted), action]) == 2
-        what = f"its game neither draws from noise nor has styles, so there is no '{action}'; type show, translate"
-        assert what in capsys.readouterr().err
+def test_a_game_with_styles_draws_from_no_seeds(here, capsys):
+    """One without styles: tests/unit/gan/app/sampling/test_paintings.py."""
     for action in ("draw", "project"):
         assert sample.main(["auto", action]) == 2
         said = capsys.readouterr().err

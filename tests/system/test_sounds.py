@@ -12,6 +12,7 @@ from PIL import Image
 
 from gan import evaluate as evaluate
 from gan import sample as sample
+from gan.app.fitting import metrics
 from gan.app.page import run_tables
 from gan.app.run.reopen import open_run
 from gan.app.sampling import grids
@@ -63,6 +64,7 @@ def test_evaluate_gives_the_score_of_training(run, capsys):
     found = json.loads((run / "evaluation-step-000002.json").read_text())["scores"]["sounds"]
     assert found.keys() == {"mel_error", "spectral_error"}
     opened = open_run(str(run))
+    assert opened.run.scores.keys() <= metrics.read(run / "metrics.csv")[2].keys()
     batch = {"wave": torch.stack([item["wave"] for item in (opened.run.data.val[k] for k in range(HELD_OUT))])}
     expected = opened.run.game.mel_error(opened.run.game.voice(batch), batch["wave"])
     assert found["mel_error"] == pytest.approx(expected.item(), rel=1e-5)

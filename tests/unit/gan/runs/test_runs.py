@@ -62,7 +62,10 @@ ON_FILES = list(OLD_NAMES)
 BEGUN = ("stylegan2", "hifigan", "sean", "r3gan", "biggan", "vqgan", "pix2pix", "cyclegan", "cut")
 FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces", "biggan-faces")
 # Other fast tests train these, and other runs have their games.
-ELSEWHERE = {"sean-faces", "spade-faces", "pix2pix-faces", "r3gan-faces", "wgan-gp-faces", "hifigan-tones"}
+ELSEWHERE = {
+    *("sean-faces", "spade-faces", "pix2pix-faces", "r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"),
+    *("hifigan-tones", "hifigan", "biggan", "stylegan2"),
+}
 
 
 def small(name: str, **settings) -> Run:

@@ -24,7 +24,7 @@ class Two(GanModule):
 
     def __init__(self):
         super().__init__()
-        layers = [layer for _ in range(16) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+        layers = [layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
         self.painter, self.judge = nn.Sequential(*layers), nn.Linear(WIDTH, 1)
 
     def configure_players(self):

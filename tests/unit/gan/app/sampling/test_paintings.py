@@ -145,6 +145,8 @@ def test_spade_paints_label_maps(tmp_path, capsys):
     capsys.readouterr()
     for typed, said in (
         (["save-labels"], f"The editor saves label maps: python -m gan.edit {run}"),
+        (["draw"], "neither draws from noise nor has styles, so there is no 'draw'; type show, translate"),
+        (["transfer"], "neither draws from noise nor has styles, so there is no 'transfer'; type show, translate"),
         (["--inputs", "map.png", "--direction", "AtoB"], "label maps have no direction; leave --direction out"),
         (["--inputs", "nowhere"], "there is no folder nowhere; type --inputs"),
         (["--inputs", str(tmp_path / "maps.zip"), "-o", str(tmp_path / "new" / "made")], "there are no label maps in "),
