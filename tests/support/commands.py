@@ -189,13 +189,7 @@ def make_parsers_once() -> None:
     """From now on in this process, gan.fit makes the parser of a run once: it takes as long as a tiny step."""
     make = options._parser
     made = cache(lambda run, *_: make(run))
-
-    def parser(run: str) -> Parser:
-        found = made(run, find(run), slurm.cpus())
-        found._typed = ()  # in an earlier command
-        return found
-
-    options._parser = parser
+    options._parser = lambda run: made(run, find(run), slurm.cpus())
 
 
 def remember_settings() -> None:
