@@ -157,10 +157,7 @@ class Attributes:
         for number, metric in enumerate(metrics):
             if not JOINED.issuperset(metric._reductions.values()):
                 if metric.update_called:
-                    what = (
-                        "metrics of class {} count anew: only states that are added up, in lists or extreme are joined"
-                    )
-                    self._name([type(metric).__name__], f"on another number of ranks, {what}")
+                    self._name([type(metric).__name__], COUNTS_ANEW)
                 metric.reset()
             elif rank > 0:
                 metric.reset()
