@@ -24,7 +24,7 @@ FIRST = (
     *("crashes", "lost_ranks"),  # of the second tier
 )
 TIERS = {"together": "not slow and not alone", "alone": "alone and not slow"}
-PROCESSES = 3 if (os.cpu_count() or 2) < 8 else 4  # each has worlds of two and of four ranks, which wait a lot
+PROCESSES = 4  # each has worlds of two and of four ranks, which wait a lot
 SLOWEST = 10  # tests whose time is told
 ENDS = (0, 1, 5)  # of pytest: all is well, tests have failed, the last file had no test of its tier
 
