@@ -90,12 +90,12 @@ class Calls:
             return None
         inside: list[str] = []  # modules that run now
         for at, (one, other) in enumerate(zip(moments, of_one, strict=True)):
-            shapes = [*zip(one.shapes, other.shapes, strict=False)]
-            told = [mine == its for mine, its in shapes]  # else other samples in it, or the samples are not in front
-            enough = all(told) or (one.returns and any(told))
+            # Other shapes: other samples are in it, or the samples are not in front.
+            comparable = [mine == its for mine, its in zip(one.shapes, other.shapes, strict=False)]
+            enough = all(comparable) or (one.returns and any(comparable))
             if one[:2] != other[:2] or len(one.shapes) != len(other.shapes) or not enough:
                 return None
-            pairs = [*compress(zip(one.sums, other.sums, strict=True), told)]
+            pairs = [*compress(zip(one.sums, other.sums, strict=True), comparable)]
             each = [self._alike(*both, world, rows, one.equal) for both in pairs]
             if one.returns and all(
                 _among(*both, one.equal) for both, alike in zip(pairs, each, strict=True) if not alike

@@ -45,8 +45,8 @@ CONSTANTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = 
 FACTORIES = {kind.__name__: kind for kind in (list, tuple, set, dict, int, float, str, bool)}  # of a defaultdict
 JOINED = {dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum}  # how states of a metric can be joined in any order
 COUNTS_ANEW = (
-    "on another number of ranks, metrics of class {} count anew: a state goes on that is a sum, a list, a maximum or a "
-    "minimum, and they have others"
+    "on another number of ranks, metrics of class {} count anew: only states that are sums, lists, maxima or minima "
+    "can be joined"
 )
 LEARNING = "requires_grad"  # the name of what parameters require, beside those of objects
 
